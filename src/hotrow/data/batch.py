@@ -1,0 +1,269 @@
+"""`Batch`: deduplicated samples, in the form every later step works on (RecD's inverse keyed jagged tensor).
+
+Features that repeat together form a `Group`. A group holds each distinct sample of its features once, and
+one `inverse` that says which of them every sample of the batch is:
+
+    values[L]        the keys of all features, feature after feature, unique sample after unique sample
+    offsets[F*S+1]   where in `values` the bag of feature f and unique sample s begins: entry f*S + s
+    inverse[B]       for each sample of the batch its unique sample; None if every sample is its own
+    weights[L]       a weight for each key, or None
+
+Features that seldom repeat stand in a group whose inverse is None: an ordinary keyed jagged tensor. Nothing
+is expanded here; `Batch.expand` exists for code that wants every sample spelled out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hotrow.errors import BatchError, nearest
+
+
+class Jagged(NamedTuple):
+    """One feature's bags: `values` split at `offsets`, with a weight for each value or None."""
+
+    values: Tensor
+    offsets: Tensor
+    weights: Tensor | None = None
+
+    @property
+    def lengths(self) -> Tensor:
+        return self.offsets[1:] - self.offsets[:-1]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Features whose samples repeat together: each distinct sample once, and who is which."""
+
+    features: tuple[str, ...]
+    values: Tensor
+    offsets: Tensor
+    inverse: Tensor | None = None
+    weights: Tensor | None = None
+
+    @property
+    def unique_size(self) -> int:
+        """How many distinct samples there are."""
+        return (len(self.offsets) - 1) // len(self.features)
+
+    @property
+    def size(self) -> int:
+        """How many samples of the batch there are."""
+        return self.unique_size if self.inverse is None else len(self.inverse)
+
+    def __getitem__(self, feature: str) -> Jagged:
+        """One feature's bags over the unique samples."""
+        f, s = self.features.index(feature), self.unique_size
+        offsets = self.offsets[f * s : (f + 1) * s + 1]
+        first, last = int(offsets[0]), int(offsets[-1])
+        weights = None if self.weights is None else self.weights[first:last]
+        return Jagged(self.values[first:last], offsets - first, weights)
+
+    def check(self) -> None:
+        """Raises `BatchError` where the parts do not fit together."""
+        if not self.features:
+            raise BatchError("A group of a batch has no features.")
+        name = ", ".join(self.features)
+        _is(self.values, torch.int64, 1, f"values of feature {name}")
+        _is(self.offsets, torch.int64, 1, f"offsets of feature {name}")
+        count = len(self.features)
+        if len(self.offsets) == 0 or (len(self.offsets) - 1) % count:
+            raise BatchError(
+                f"Feature {name}: {len(self.offsets)} offsets do not divide over {count} features; "
+                f"there must be features x samples + 1."
+            )
+        if int(self.offsets[0]) != 0 or int(self.offsets[-1]) != len(self.values):
+            raise BatchError(
+                f"Feature {name}: offsets run from {int(self.offsets[0])} to {int(self.offsets[-1])}, "
+                f"but there are {len(self.values)} values."
+            )
+        if bool((self.offsets[1:] < self.offsets[:-1]).any()):
+            at = int((self.offsets[1:] < self.offsets[:-1]).nonzero()[0, 0])
+            culprit = self.features[at // self.unique_size]
+            raise BatchError(
+                f"Feature {culprit}: offsets decrease at sample {at % self.unique_size}; they must never fall."
+            )
+        if self.weights is not None:
+            _is(self.weights, torch.float32, 1, f"weights of feature {name}")
+            if len(self.weights) != len(self.values):
+                raise BatchError(
+                    f"Feature {name}: {len(self.weights)} weights for {len(self.values)} values; "
+                    f"each value needs one."
+                )
+        if self.inverse is not None:
+            _is(self.inverse, torch.int64, 1, f"inverse of feature {name}")
+            if len(self.inverse) and not (
+                0 <= int(self.inverse.min()) and int(self.inverse.max()) < self.unique_size
+            ):
+                raise BatchError(
+                    f"Feature {name}: inverse names unique samples from {int(self.inverse.min())} to "
+                    f"{int(self.inverse.max())}, but there are {self.unique_size}."
+                )
+
+    def expand(self) -> Group:
+        """The same group with every sample spelled out and no inverse."""
+        if self.inverse is None:
+            return self
+        bags = (torch.arange(len(self.features))[:, None] * self.unique_size + self.inverse).reshape(-1)
+        lengths = (self.offsets[1:] - self.offsets[:-1])[bags]
+        offsets = torch.zeros(len(bags) + 1, dtype=torch.int64)
+        torch.cumsum(lengths, 0, out=offsets[1:])
+        shift = torch.repeat_interleave(self.offsets[:-1][bags] - offsets[:-1], lengths)
+        at = torch.arange(int(offsets[-1])) + shift
+        weights = None if self.weights is None else self.weights[at]
+        return Group(self.features, self.values[at], offsets, None, weights)
+
+    def _map(self, f: Any) -> Group:
+        return Group(self.features, *(None if t is None else f(t) for t in self._tensors()))  # type: ignore[arg-type]
+
+    def _tensors(self) -> tuple[Tensor | None, ...]:
+        return self.values, self.offsets, self.inverse, self.weights
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples to train on or to score. Checked on construction; `BatchError` names the feature at fault.
+
+    `dense` is [B, n], `labels`, `weights` and `users` are [B]; each may be None. `users` only groups samples
+    for per-user metrics.
+    """
+
+    groups: tuple[Group, ...]
+    dense: Tensor | None = None
+    labels: Tensor | None = None
+    weights: Tensor | None = None
+    users: Tensor | None = None
+    _where: dict[str, Group] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        where: dict[str, Group] = {}
+        for group in self.groups:
+            group.check()
+            for name in group.features:
+                if name in where:
+                    raise BatchError(f"Feature {name} stands twice in the batch.")
+                where[name] = group
+        object.__setattr__(self, "_where", where)
+        size = self.size
+        for group in self.groups:
+            if group.size != size:
+                raise BatchError(f"Feature {group.features[0]} has {group.size} samples, the batch has {size}.")
+        for name, tensor, dims in (
+            ("dense", self.dense, 2),
+            ("labels", self.labels, 1),
+            ("weights", self.weights, 1),
+        ):
+            if tensor is not None:
+                _is(tensor, torch.float32, dims, name)
+                if len(tensor) != size:
+                    raise BatchError(f"{name} has {len(tensor)} samples, the batch has {size}.")
+        if self.users is not None:
+            _is(self.users, torch.int64, 1, "users")
+
+    @staticmethod
+    def plain(
+        features: Mapping[str, Tensor | Sequence[Sequence[int]] | Jagged],
+        dense: Tensor | None = None,
+        labels: Tensor | None = None,
+        weights: Tensor | None = None,
+        users: Tensor | None = None,
+    ) -> Batch:
+        """A batch without deduplication. A feature is a tensor [B] or [B, n] of keys, a list of lists, or `Jagged`."""
+        jagged = {name: _jagged(name, given) for name, given in features.items()}
+        with_weights = {n: j for n, j in jagged.items() if j.weights is not None}
+        without = {n: j for n, j in jagged.items() if j.weights is None}
+        groups = tuple(join(part) for part in (without, with_weights) if part)
+        return Batch(groups, dense, labels, weights, users)
+
+    @property
+    def size(self) -> int:
+        """How many samples there are."""
+        if self.groups:
+            return self.groups[0].size
+        for tensor in (self.dense, self.labels):
+            if tensor is not None:
+                return len(tensor)
+        return 0
+
+    def __len__(self) -> int:
+        return self.size
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        return tuple(self._where)
+
+    def group_of(self, feature: str) -> Group:
+        """The group that `feature` stands in."""
+        if feature not in self._where:
+            raise BatchError(f'The batch has no feature "{feature}".{nearest(feature, self._where)}')
+        return self._where[feature]
+
+    def __getitem__(self, feature: str) -> Jagged:
+        """One feature's bags over the unique samples of its group."""
+        return self.group_of(feature)[feature]
+
+    def expand(self) -> Batch:
+        """The same samples with nothing deduplicated."""
+        return replace(self, groups=tuple(g.expand() for g in self.groups))
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+        """The dense tensors, labels and weights on `device`; keys stay where rows are looked up, on the host."""
+
+        def move(t: Tensor | None) -> Tensor | None:
+            return None if t is None else t.to(device, non_blocking=non_blocking)
+
+        return replace(self, dense=move(self.dense), labels=move(self.labels), weights=move(self.weights))
+
+    def pin(self) -> Batch:
+        """The same batch in pinned memory, so that copies to an accelerator overlap with work."""
+        pinned = [None if t is None else t.pin_memory() for t in (self.dense, self.labels, self.weights)]
+        groups = tuple(g._map(lambda t: t.pin_memory()) for g in self.groups)
+        return Batch(groups, pinned[0], pinned[1], pinned[2], self.users)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._where)
+
+
+def join(features: Mapping[str, Jagged]) -> Group:
+    """One group without an inverse from several features over the same samples."""
+    values = torch.cat([j.values for j in features.values()])
+    sizes = {name: len(j.offsets) - 1 for name, j in features.items()}
+    if len(set(sizes.values())) > 1:
+        short = min(sizes, key=lambda n: sizes[n])
+        raise BatchError(f"Feature {short} has {sizes[short]} samples, others have {max(sizes.values())}.")
+    offsets, start = [torch.zeros(1, dtype=torch.int64)], 0
+    for jagged in features.values():
+        offsets.append(jagged.offsets[1:] + start)
+        start += len(jagged.values)
+    weights = [j.weights for j in features.values() if j.weights is not None]
+    return Group(tuple(features), values, torch.cat(offsets), None, torch.cat(weights) if weights else None)
+
+
+def _jagged(name: str, given: Tensor | Sequence[Sequence[int]] | Jagged) -> Jagged:
+    if isinstance(given, Jagged):
+        return given
+    if not isinstance(given, Tensor):
+        lengths = torch.tensor([0] + [len(bag) for bag in given], dtype=torch.int64)
+        values = torch.tensor([key for bag in given for key in bag], dtype=torch.int64)
+        return Jagged(values, torch.cumsum(lengths, 0))
+    _is(given, torch.int64, given.dim() if given.dim() in (1, 2) else 1, f"feature {name}")
+    width = 1 if given.dim() == 1 else given.shape[1]
+    return Jagged(given.reshape(-1), torch.arange(0, len(given) + 1, dtype=torch.int64) * width)
+
+
+def _is(tensor: Tensor, dtype: torch.dtype, dims: int, what: str) -> None:
+    if not isinstance(tensor, Tensor):
+        raise BatchError(f"{what} must be a tensor, not {type(tensor).__name__}.")
+    if tensor.dtype != dtype:
+        raise BatchError(f"{what} must be {_short(dtype)}, not {_short(tensor.dtype)}.")
+    if tensor.dim() != dims:
+        raise BatchError(f"{what} must have {dims} dimension{'s' * (dims > 1)}, not {tensor.dim()}.")
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
