@@ -7,7 +7,7 @@ that taking all of them together costs nothing. A sequence feature has one row f
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -103,6 +103,20 @@ class Embedded:
         if len(self._groups) == 1 and names == self._groups[0].features:
             return self._expand(0)
         return torch.cat([self.vector(name) for name in names], dim=1)
+
+    def to(self, device: torch.device | str) -> Embedded:
+        """The same on `device`; gradients find their way back. One inverse that several share stays one."""
+        moved: dict[int, Tensor] = {}
+
+        def move(t: Tensor | None) -> Tensor | None:
+            return None if t is None else moved.setdefault(id(t), t.to(device))
+
+        pooled = [replace(g, rows=g.rows.to(device), inverse=move(g.inverse)) for g in self._groups]
+        sequences = {
+            name: JaggedRows(s.values.to(device), s.offsets.to(device), move(s.inverse))
+            for name, s in self._sequences.items()
+        }
+        return Embedded(pooled, sequences)
 
     def _column(self, feature: str) -> tuple[int, int, int]:
         if feature not in self._columns:

@@ -40,6 +40,12 @@ def _sentence(finding: Any, model: type[BaseModel], where: str) -> str:
     if finding["type"] == "extra_forbidden":
         known = _names_at(model, path[:-1])
         return f'{place}: there is no setting "{path[-1]}".{nearest(path[-1], known)}'
+    if finding["type"] == "union_tag_invalid":
+        tags = [tag.strip().strip("'") for tag in finding["ctx"]["expected_tags"].split(",")]
+        tag = finding["ctx"]["tag"]
+        return f'{place}: there is no {path[-1]} "{tag}".{nearest(tag, tags)}'
+    if finding["type"] == "sentence":
+        return f"{place}: {message}" if place else message
     if finding["type"] == "missing":
         return f"{place}: this setting is needed and has no default."
     given = repr(finding.get("input"))

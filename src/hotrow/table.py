@@ -6,9 +6,9 @@ every key that has no row (never seen, not admitted, evicted, out of time): it r
 would start from, which depends on seed, table name and key alone, and its gradient is dropped.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from hotrow.settings import Settings
 from hotrow.store.optimizers import Optimizer, RowWiseAdagrad
@@ -74,6 +74,11 @@ class Eviction(Settings):
         if self.capacity is None and "policy" in self.model_fields_set:
             raise ValueError("an eviction policy needs a capacity")
         return self
+
+    @model_serializer(mode="wrap")
+    def _as_it_may_be_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = dump(self)
+        return data if self.capacity is not None else {k: v for k, v in data.items() if k != "policy"}
 
 
 class Table(Settings):

@@ -98,7 +98,7 @@ class Group:
         if self.inverse is not None:
             _is(self.inverse, torch.int64, 1, f"inverse of feature {name}")
             if len(self.inverse) and not (
-                0 <= int(self.inverse.min()) and int(self.inverse.max()) < self.unique_size
+                int(self.inverse.min()) >= 0 and int(self.inverse.max()) < self.unique_size
             ):
                 raise BatchError(
                     f"Feature {name}: inverse names unique samples from {int(self.inverse.min())} to "

@@ -1,0 +1,1 @@
+"""The native row store and what goes with it: optimizers and snapshots."""

@@ -60,7 +60,7 @@ class Adagrad(_Optimizer):
     """One accumulator of squared gradients for each value."""
 
     name: Literal["adagrad"] = "adagrad"
-    eps: float = Field(1e-10, ge=0)
+    eps: float = Field(1e-10, gt=0)
     initial: float = Field(0.0, ge=0, description="what the accumulators start from")
 
     def state_dim(self, dim: int) -> int:
@@ -71,7 +71,7 @@ class RowWiseAdagrad(_Optimizer):
     """One accumulator for each row, of the mean squared gradient: nearly no memory, the field's default."""
 
     name: Literal["rowwise_adagrad"] = "rowwise_adagrad"
-    eps: float = Field(1e-8, ge=0)
+    eps: float = Field(1e-8, gt=0)
     initial: float = Field(0.0, ge=0, description="what the accumulator starts from")
 
     def state_dim(self, dim: int) -> int:
@@ -84,7 +84,7 @@ class Adam(_Optimizer):
     name: Literal["adam"] = "adam"
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.999, ge=0, lt=1)
-    eps: float = Field(1e-8, ge=0)
+    eps: float = Field(1e-8, gt=0)
 
     def state_dim(self, dim: int) -> int:
         return 2 * dim

@@ -1,0 +1,227 @@
+// The batch calls over the rows of several tables: fetch, read, update, erase, import. store.hpp says how they lock.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "store.hpp"
+
+namespace hotrow {
+
+// A range of one table's parts, worked on by one thread.
+struct Piece {
+    Request* request;
+    size_t first, last;
+
+    // Where in the request's order the piece's keys begin and end. A piece of all parts takes the keys as they come.
+    size_t begin() const { return request->order.empty() ? 0 : request->bounds[first]; }
+    size_t end() const { return request->order.empty() ? request->n : request->bounds[last]; }
+    size_t key(size_t at) const { return request->order.empty() ? at : request->order[at]; }
+};
+
+inline void sort_by_part(Request& r) {
+    r.bounds.assign(Store::kParts + 1, 0);
+    r.order.resize(r.n);
+    for (size_t i = 0; i < r.n; ++i) ++r.bounds[Store::part_of(hash_key(r.keys[i])) + 1];
+    for (size_t p = 0; p < Store::kParts; ++p) r.bounds[p + 1] += r.bounds[p];
+    auto at = r.bounds;
+    for (size_t i = 0; i < r.n; ++i) r.order[at[Store::part_of(hash_key(r.keys[i]))]++] = static_cast<uint32_t>(i);
+}
+
+// The requests' keys in pieces. Tables are pieces enough if there are many; a few large ones are cut by part.
+inline std::vector<Piece> cut(std::vector<Request>& requests) {
+    constexpr size_t kLeast = 2048;  // keys that are worth a piece
+    const size_t threads = Pool::get().threads();
+    size_t total = 0;
+    for (const Request& r : requests) total += r.n;
+    const size_t fair = threads == 1 ? total : std::max(kLeast, total / (4 * threads));
+    std::vector<Piece> pieces;
+    std::vector<Request*> sorted;
+    for (Request& r : requests) {
+        if (r.n == 0) continue;
+        const size_t count = std::clamp<size_t>(r.n / fair, 1, Store::kParts);
+        if (count > 1) sorted.push_back(&r);
+        for (size_t k = 0; k < count; ++k)
+            pieces.push_back({&r, k * Store::kParts / count, (k + 1) * Store::kParts / count});
+    }
+    parallel_for(sorted.size(), [&](size_t k) { sort_by_part(*sorted[k]); });
+    return pieces;
+}
+
+// Runs body(piece) on all cores, each with its parts locked.
+template <class Body>
+void for_pieces(const std::vector<Piece>& pieces, Body body) {
+    parallel_for(pieces.size(), [&](size_t i) {
+        const Piece& piece = pieces[i];
+        for (size_t p = piece.first; p < piece.last; ++p) piece.request->store->part(p).mutex.lock();
+        struct Unlock {
+            const Piece& piece;
+            ~Unlock() {
+                for (size_t p = piece.first; p < piece.last; ++p) piece.request->store->part(p).mutex.unlock();
+            }
+        } unlock{piece};
+        body(piece);
+    });
+}
+
+// Calls body(i, part, hash, slot) for every key of the piece, slot being kNoSlot where there is no row. With `guess`,
+// r.slots says where rows were found before. Three stages run one behind the other, so that memory is always busy:
+// a key's bucket is asked for, then its record, then the body works on what has arrived.
+template <class Body>
+void for_keys(const Piece& piece, bool guess, Body body) {
+    constexpr size_t kAhead = 16, kRing = 4 * kAhead;
+    const Request& r = *piece.request;
+    const size_t begin = piece.begin(), n = piece.end() - begin;
+    uint64_t hash[kRing];
+    uint32_t slot[kRing];
+    for (size_t at = 0; at < n + 2 * kAhead; ++at) {
+        if (at < n) {
+            const uint64_t h = hash[at % kRing] = hash_key(r.keys[piece.key(begin + at)]);
+            if (!guess) r.store->part(Store::part_of(h)).prefetch_bucket(h);
+        }
+        if (at >= kAhead && at < n + kAhead) {
+            const size_t k = at - kAhead;
+            const uint64_t h = hash[k % kRing];
+            const Part& part = r.store->part(Store::part_of(h));
+            slot[k % kRing] = guess ? r.slots[piece.key(begin + k)] : part.candidate(h);
+            if (slot[k % kRing] < kFirstSpecialSlot) part.prefetch_record(slot[k % kRing]);
+        }
+        if (at >= 2 * kAhead) {
+            const size_t k = at - 2 * kAhead, i = piece.key(begin + k);
+            const uint64_t h = hash[k % kRing];
+            Part& part = r.store->part(Store::part_of(h));
+            body(i, part, h, part.find(r.keys[i], h, slot[k % kRing]));
+        }
+    }
+}
+
+inline void use(Part& part, uint32_t slot, uint32_t now) {
+    part.touch(slot);
+    Header& h = part.header(slot);
+    h.last = now;
+    if (h.uses < kMostUses) h.uses = h.uses + 1;
+}
+
+// Rows for training at step `now`: counts the use, and gives new keys a row as the table's admission has it.
+inline void fetch(std::vector<Request>& requests, uint32_t now) {
+    for_pieces(cut(requests), [&](const Piece& piece) {
+        const Request& r = *piece.request;
+        const Store& store = *r.store;
+        const bool at_once = store.inserts_at_once();
+        const size_t dim = store.shape().dim;
+        for_keys(piece, false, [&](size_t i, Part& part, uint64_t hash, uint32_t slot) {
+            if (slot != kNoSlot && store.expired(part.header(slot), now)) slot = kNoSlot;
+            if (slot != kNoSlot) {
+                store.read_values(part, slot, r.row(i, dim));
+                use(part, slot, now);
+            } else if (at_once) {
+                slot = store.insert(part, r.keys[i], hash, r.row(i, dim));
+                use(part, slot, now);
+            }
+            r.slots[i] = slot;
+        });
+    });
+    std::vector<Request> waiting;
+    for (Request& r : requests)
+        if (!r.store->inserts_at_once()) waiting.push_back(std::move(r));
+    for (Request& r : waiting) r.store->admit(r, now);
+    for_pieces(cut(waiting), [&](const Piece& piece) {
+        const Request& r = *piece.request;
+        const Store& store = *r.store;
+        const size_t dim = store.shape().dim;
+        for (size_t at = piece.begin(); at < piece.end(); ++at) {
+            const size_t i = piece.key(at);
+            if (r.slots[i] == kNoSlot) store.initial_values(r.keys[i], r.row(i, dim));
+            if (r.slots[i] != kInsert) continue;
+            const uint64_t hash = hash_key(r.keys[i]);
+            Part& part = store.part(Store::part_of(hash));
+            uint32_t slot = part.find(r.keys[i], hash);  // there, if expired and not yet swept, or from another thread
+            if (slot != kNoSlot && store.expired(part.header(slot), now)) {
+                part.erase(slot);
+                slot = kNoSlot;
+            }
+            if (slot == kNoSlot)
+                slot = store.insert(part, r.keys[i], hash, r.row(i, dim));
+            else
+                store.read_values(part, slot, r.row(i, dim));
+            use(part, slot, now);
+            r.slots[i] = slot;
+        }
+    });
+}
+
+// Rows as they are at step `now`; changes nothing. A key without a row reads as the value its row would start from.
+inline void read(std::vector<Request>& requests, uint32_t now) {
+    for_pieces(cut(requests), [&](const Piece& piece) {
+        const Request& r = *piece.request;
+        const Store& store = *r.store;
+        const size_t dim = store.shape().dim;
+        for_keys(piece, false, [&](size_t i, Part& part, uint64_t, uint32_t slot) {
+            if (slot == kNoSlot || store.expired(part.header(slot), now))
+                store.initial_values(r.keys[i], r.row(i, dim));
+            else
+                store.read_values(part, slot, r.row(i, dim));
+        });
+    });
+}
+
+// Applies one gradient to the row of each key; a key without a row loses its gradient. `slots` may be null.
+inline void update(std::vector<Request>& requests) {
+    for (Request& r : requests) r.step = Step(r.store->settings().optimizer, r.lr, ++r.store->steps);
+    for_pieces(cut(requests), [&](const Piece& piece) {
+        const Request& r = *piece.request;
+        const Store& store = *r.store;
+        const size_t dim = store.shape().dim;
+        std::vector<float> scratch;
+        for_keys(piece, r.slots != nullptr, [&](size_t i, Part& part, uint64_t, uint32_t slot) {
+            if (slot != kNoSlot) store.update(part, slot, r.step, r.row(i, dim), scratch);
+        });
+    });
+}
+
+// Erases the rows of these keys; says how many there were.
+inline size_t erase(Request request) {
+    std::atomic<size_t> erased{0};
+    std::vector<Request> one;
+    one.push_back(std::move(request));
+    for_pieces(cut(one), [&](const Piece& piece) {
+        size_t count = 0;
+        for_keys(piece, false, [&](size_t, Part& part, uint64_t, uint32_t slot) {
+            if (slot == kNoSlot) return;
+            part.erase(slot);
+            ++count;
+        });
+        erased += count;
+    });
+    return erased;
+}
+
+// Writes rows as they are given, over those that are there. Without meta data a row counts as new.
+struct Imported {
+    const std::byte* values;
+    const float* state;
+    const uint32_t *clocks, *uses, *last;
+};
+
+inline void import_rows(Request request, const Imported& in) {
+    Store& store = *request.store;
+    std::vector<Request> one;
+    one.push_back(std::move(request));
+    const size_t bytes = store.shape().value_bytes(), floats = store.shape().state_dim;
+    for_pieces(cut(one), [&](const Piece& piece) {
+        for_keys(piece, false, [&](size_t i, Part& part, uint64_t hash, uint32_t slot) {
+            if (slot == kNoSlot)
+                slot = part.insert(piece.request->keys[i], hash);
+            else
+                part.touch(slot);
+            std::memcpy(part.values(slot), in.values + i * bytes, bytes);
+            std::copy_n(in.state + i * floats, floats, part.state(slot));
+            Header& h = part.header(slot);
+            h.clock = in.clocks[i];
+            h.uses = std::min(in.uses[i], kMostUses);
+            h.last = in.last[i];
+        });
+    });
+}
+
+}  // namespace hotrow

@@ -1,0 +1,40 @@
+// bfloat16 rows: float32 with the lower 16 bits rounded away. Stochastic rounding keeps small updates alive: a
+// value goes up with the probability of its remainder, so that what is lost cancels out over many steps. The
+// random bits come from key, clock and column, so that a run is repeatable and a resumed one is the same.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#include "hash.hpp"
+
+namespace hotrow {
+
+inline float from_bf16(uint16_t x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); }
+
+inline void widen(const uint16_t* in, float* out, size_t n) {
+    for (size_t j = 0; j < n; ++j) out[j] = from_bf16(in[j]);
+}
+
+inline uint16_t nearest_bf16(float x) {
+    const uint32_t bits = std::bit_cast<uint32_t>(x);
+    if ((bits & 0x7FFFFFFF) > 0x7F800000) return static_cast<uint16_t>((bits >> 16) | 0x40);  // NaN stays NaN
+    return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+}
+
+inline void round_nearest(const float* in, uint16_t* out, size_t n) {
+    for (size_t j = 0; j < n; ++j) out[j] = nearest_bf16(in[j]);
+}
+
+inline void round_stochastic(const float* in, uint16_t* out, size_t n, int64_t key, uint32_t clock) {
+    const uint64_t base = mix(static_cast<uint64_t>(key) + kGolden * (static_cast<uint64_t>(clock) + 1));
+    for (size_t j = 0; j < n; ++j) {
+        const uint32_t bits = std::bit_cast<uint32_t>(in[j]);
+        const uint32_t random = static_cast<uint32_t>(mix(base + j) >> 48);
+        const bool finite = (bits & 0x7F800000) != 0x7F800000;
+        out[j] = finite ? static_cast<uint16_t>((bits + random) >> 16) : nearest_bf16(in[j]);
+    }
+}
+
+}  // namespace hotrow

@@ -1,0 +1,318 @@
+// The Python face of the native core. Arrays come in as NumPy arrays and are worked on in place; every call that
+// touches rows releases the GIL. src/hotrow/store and src/hotrow/embeddings.py are its only users.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "batch.hpp"
+#include "grouping.hpp"
+#include "pooling.hpp"
+#include "store.hpp"
+#include "threads.hpp"
+
+namespace nb = nanobind;
+using namespace hotrow;
+
+namespace {
+
+template <class T>
+using In = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using Out = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using OutMatrix = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using InMatrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using Array = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
+
+template <class T>
+Array<T> view(T* data, size_t n, nb::handle owner) {
+    return Array<T>(data, {n}, owner);
+}
+
+// Moves a vector into a NumPy array that owns it.
+template <class T>
+Array<T> give(std::vector<T>&& from) {
+    auto* kept = new std::vector<T>(std::move(from));
+    nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+    return Array<T>(kept->data(), {kept->size()}, owner);
+}
+
+// Where the rows of a fetch were found: a guess that spares the update a second search.
+struct Slots {
+    std::vector<std::vector<uint32_t>> of_table;
+};
+
+struct Layout {
+    std::vector<size_t> dims;
+    std::vector<std::vector<FeatureSpec>> groups;
+};
+
+// A grouping with the arrays it points into.
+struct BatchGrouping {
+    std::vector<In<int64_t>> arrays;
+    std::vector<std::optional<In<float>>> weights;
+    std::unique_ptr<Grouping> grouping;
+};
+
+using Keys = std::vector<In<int64_t>>;
+using Positions = std::vector<std::optional<In<int64_t>>>;
+
+template <class T>
+std::vector<Request> requests_for(const std::vector<Store*>& stores, const Keys& keys, const Positions& positions,
+                                  const T& rows, const std::vector<size_t>& starts) {
+    if (keys.size() != stores.size() || positions.size() != stores.size() || starts.size() < stores.size())
+        throw std::invalid_argument("each store needs its keys, positions and where its rows start");
+    std::vector<Request> out(stores.size());
+    for (size_t t = 0; t < stores.size(); ++t) {
+        Request& r = out[t];
+        r.store = stores[t];
+        r.keys = keys[t].data();
+        r.n = keys[t].size();
+        r.rows = const_cast<float*>(rows.data()) + starts[t];
+        if (positions[t]) {
+            if (positions[t]->size() != r.n) throw std::invalid_argument("each key needs a position");
+            r.positions = positions[t]->data();
+        } else if (starts[t] + r.n * r.store->shape().dim > rows.size()) {
+            throw std::invalid_argument("the rows' array is too small for the keys");
+        }
+    }
+    return out;
+}
+
+Slots* fetch_rows(const std::vector<Store*>& stores, const Keys& keys, const Positions& positions,
+                  const Out<float>& rows, const std::vector<size_t>& starts, uint32_t now) {
+    auto requests = requests_for(stores, keys, positions, rows, starts);
+    auto slots = std::make_unique<Slots>();
+    slots->of_table.resize(stores.size());
+    nb::gil_scoped_release release;
+    for (size_t t = 0; t < stores.size(); ++t) {
+        slots->of_table[t].resize(requests[t].n);
+        requests[t].slots = slots->of_table[t].data();
+    }
+    fetch(requests, now);
+    return slots.release();
+}
+
+void read_rows(const std::vector<Store*>& stores, const Keys& keys, const Positions& positions, const Out<float>& rows,
+               const std::vector<size_t>& starts, uint32_t now) {
+    auto requests = requests_for(stores, keys, positions, rows, starts);
+    nb::gil_scoped_release release;
+    read(requests, now);
+}
+
+void update_rows(const std::vector<Store*>& stores, const Keys& keys, const Positions& positions, const In<float>& grads,
+                 const std::vector<size_t>& starts, const std::vector<float>& rates, Slots* slots) {
+    auto requests = requests_for(stores, keys, positions, grads, starts);
+    if (rates.size() != stores.size()) throw std::invalid_argument("each store needs a learning rate");
+    for (size_t t = 0; t < stores.size(); ++t) {
+        requests[t].lr = rates[t];
+        if (slots == nullptr) continue;
+        if (slots->of_table.size() != stores.size() || slots->of_table[t].size() != requests[t].n)
+            throw std::invalid_argument("the slots are of another fetch");
+        requests[t].slots = slots->of_table[t].data();
+    }
+    nb::gil_scoped_release release;
+    update(requests);
+}
+
+Store* make_store(size_t dim, bool bf16, int optimizer, float weight_decay, float clip_value, float clip_norm, float bound,
+                  float momentum, float dampening, bool nesterov, double beta1, double beta2, float eps, float initial,
+                  int init, float init_scale, uint64_t salt, uint32_t admit_count, double admit_probability,
+                  size_t sketch_bytes, size_t capacity, bool lfu, uint32_t ttl) {
+    StoreSettings s;
+    s.optimizer = Optimizer{static_cast<OptimizerKind>(optimizer), weight_decay, clip_value, clip_norm, bound, momentum,
+                            dampening, nesterov, beta1, beta2, eps, initial};
+    s.shape = Shape{dim, s.optimizer.state_dim(dim), bf16};
+    s.init = Init{static_cast<InitKind>(init), init_scale, salt};
+    s.admit_count = admit_count;
+    s.admit_probability = admit_probability;
+    s.sketch_bytes = sketch_bytes;
+    s.capacity = capacity;
+    s.lfu = lfu;
+    s.ttl = ttl;
+    return new Store(s);
+}
+
+nb::object columns(Columns&& c, bool bf16) {
+    nb::dict out;
+    out["keys"] = give(std::move(c.keys));
+    auto* kept = new std::vector<std::byte>(std::move(c.values));
+    nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<std::byte>*>(p); });
+    if (bf16)
+        out["values"] = Array<uint16_t>(kept->data(), {kept->size() / 2}, owner);
+    else
+        out["values"] = Array<float>(kept->data(), {kept->size() / 4}, owner);
+    out["state"] = give(std::move(c.state));
+    out["clocks"] = give(std::move(c.clocks));
+    out["uses"] = give(std::move(c.uses));
+    out["last"] = give(std::move(c.last));
+    return out;
+}
+
+void import_columns(Store& store, const In<int64_t>& keys, const In<uint8_t>& values, const In<float>& state,
+                    const In<uint32_t>& clocks, const In<uint32_t>& uses, const In<uint32_t>& last) {
+    const size_t n = keys.size();
+    if (values.size() != n * store.shape().value_bytes() || state.size() != n * store.shape().state_dim ||
+        clocks.size() != n || uses.size() != n || last.size() != n)
+        throw std::invalid_argument("the columns do not have one row for each key");
+    Request r;
+    r.store = &store;
+    r.keys = keys.data();
+    r.n = n;
+    const Imported in{reinterpret_cast<const std::byte*>(values.data()), state.data(), clocks.data(), uses.data(),
+                      last.data()};
+    nb::gil_scoped_release release;
+    import_rows(std::move(r), in);
+}
+
+BatchGrouping* make_grouping(const Layout& layout, std::vector<In<int64_t>> values, std::vector<In<int64_t>> offsets,
+                             std::vector<std::optional<In<float>>> weights) {
+    const size_t n = layout.groups.size();
+    if (values.size() != n || offsets.size() != n || weights.size() != n)
+        throw std::invalid_argument("each group needs values, offsets and weights or None");
+    auto out = std::make_unique<BatchGrouping>();
+    std::vector<GroupInput> inputs;
+    for (size_t g = 0; g < n; ++g) {
+        const size_t samples = (offsets[g].size() - 1) / layout.groups[g].size();
+        inputs.push_back({values[g].data(), offsets[g].data(), weights[g] ? weights[g]->data() : nullptr, samples});
+        out->arrays.push_back(std::move(values[g]));
+        out->arrays.push_back(std::move(offsets[g]));
+    }
+    out->weights = std::move(weights);
+    nb::gil_scoped_release release;
+    out->grouping = std::make_unique<Grouping>(layout.dims, layout.groups, inputs);
+    return out.release();
+}
+
+template <class M>
+std::vector<Matrix> matrices(const std::vector<std::optional<M>>& arrays) {
+    std::vector<Matrix> out;
+    for (const auto& m : arrays)
+        out.push_back(m ? Matrix{const_cast<float*>(m->data()), m->shape(1)} : Matrix{nullptr, 0});
+    return out;
+}
+
+void bind_store(nb::module_& m) {
+    nb::class_<Slots>(m, "Slots").def("of", [](nb::handle self, size_t t) {
+        auto& v = nb::cast<Slots&>(self).of_table.at(t);
+        return view(v.data(), v.size(), self);
+    });
+    nb::class_<Store>(m, "Store")
+        .def(nb::new_(&make_store), nb::kw_only(), nb::arg("dim"), nb::arg("bf16"), nb::arg("optimizer"),
+             nb::arg("weight_decay"), nb::arg("clip_value"), nb::arg("clip_norm"), nb::arg("bound"), nb::arg("momentum"),
+             nb::arg("dampening"), nb::arg("nesterov"), nb::arg("beta1"), nb::arg("beta2"), nb::arg("eps"),
+             nb::arg("initial"), nb::arg("init"), nb::arg("init_scale"), nb::arg("salt"), nb::arg("admit_count"),
+             nb::arg("admit_probability"), nb::arg("sketch_bytes"), nb::arg("capacity"), nb::arg("lfu"), nb::arg("ttl"))
+        .def_prop_ro("dim", [](const Store& s) { return s.shape().dim; })
+        .def_prop_ro("state_dim", [](const Store& s) { return s.shape().state_dim; })
+        .def_prop_ro("bf16", [](const Store& s) { return s.shape().bf16; })
+        .def("rows", &Store::rows, nb::call_guard<nb::gil_scoped_release>())
+        .def("bytes", &Store::bytes, nb::call_guard<nb::gil_scoped_release>())
+        .def_prop_rw(
+            "steps", [](const Store& s) { return s.steps.load(); }, [](Store& s, uint64_t n) { s.steps = n; })
+        .def("erase",
+             [](Store& store, const In<int64_t>& keys) {
+                 Request r;
+                 r.store = &store;
+                 r.keys = keys.data();
+                 r.n = keys.size();
+                 nb::gil_scoped_release release;
+                 return erase(std::move(r));
+             })
+        .def("import_columns", &import_columns)
+        .def("begin_snapshot", &Store::begin_snapshot, nb::call_guard<nb::gil_scoped_release>())
+        .def("read_snapshot",
+             [](Store& s, size_t most) {
+                 Columns c;
+                 {
+                     nb::gil_scoped_release release;
+                     c = s.read_snapshot(most);
+                 }
+                 return columns(std::move(c), s.shape().bf16);
+             })
+        .def("end_snapshot", &Store::end_snapshot, nb::call_guard<nb::gil_scoped_release>())
+        .def("settle", &Store::settle, nb::call_guard<nb::gil_scoped_release>())
+        .def_ro("cut_steps", &Store::cut_steps)
+        .def("cut_sketch", [](const Store& s) { return give(std::vector<uint8_t>(s.cut_sketch)); })
+        .def("cut_erased", [](const Store& s) { return give(std::vector<int64_t>(s.cut_erased)); })
+        .def("set_sketch", [](Store& s, const In<uint8_t>& counters) { s.set_sketch(counters.data(), counters.size()); })
+        .def("initial", [](const Store& s, const In<int64_t>& keys, const OutMatrix& out) {
+            nb::gil_scoped_release release;
+            for (size_t i = 0; i < keys.size(); ++i) s.initial_values(keys.data()[i], out.data() + i * s.shape().dim);
+        });
+    m.def("fetch", &fetch_rows, nb::rv_policy::take_ownership);
+    m.def("read", &read_rows);
+    m.def("update", &update_rows, nb::arg("stores"), nb::arg("keys"), nb::arg("positions"), nb::arg("grads"),
+          nb::arg("starts"), nb::arg("rates"), nb::arg("slots").none());
+}
+
+void bind_grouping(nb::module_& m) {
+    nb::class_<Layout>(m, "Layout")
+        .def("__init__",
+             [](Layout* self, std::vector<size_t> dims, const std::vector<std::vector<std::pair<int64_t, int>>>& groups) {
+                 new (self) Layout{std::move(dims), {}};
+                 for (const auto& group : groups) {
+                     self->groups.emplace_back();
+                     for (const auto& [table, pooling] : group) {
+                         const size_t t = table < 0 ? kNoTable : static_cast<size_t>(table);
+                         if (t != kNoTable && t >= self->dims.size()) throw std::invalid_argument("there is no such table");
+                         self->groups.back().push_back({t, static_cast<Pooling>(pooling)});
+                     }
+                 }
+             })
+        .def("group", &make_grouping, nb::rv_policy::take_ownership, nb::arg("values"), nb::arg("offsets"), nb::arg("weights"));
+
+    const auto unique = [](nb::handle self, size_t t) -> Unique& {
+        return nb::cast<BatchGrouping&>(self).grouping->tables.at(t);
+    };
+    nb::class_<BatchGrouping>(m, "Grouping")
+        .def_prop_ro("starts", [](const BatchGrouping& g) { return g.grouping->row_starts; })
+        .def("keys", [unique](nb::handle self, size_t t) { return view(unique(self, t).keys.data(), unique(self, t).count, self); })
+        .def("inverse",
+             [unique](nb::handle self, size_t t) {
+                 return view(unique(self, t).inverse.data(), unique(self, t).lookups, self);
+             })
+        .def("order",
+             [unique](nb::handle self, size_t t) { return view(unique(self, t).order.data(), unique(self, t).lookups, self); })
+        .def("lookup_starts",
+             [unique](nb::handle self, size_t t) {
+                 return view(unique(self, t).starts.data(), unique(self, t).count + 1, self);
+             })
+        .def("forward",
+             [](const BatchGrouping& g, const In<float>& rows, const std::vector<std::optional<OutMatrix>>& out) {
+                 if (rows.size() < g.grouping->row_starts.back()) throw std::invalid_argument("too few rows");
+                 const auto to = matrices(out);
+                 nb::gil_scoped_release release;
+                 g.grouping->forward(rows.data(), to);
+             })
+        .def("backward",
+             [](const BatchGrouping& g, const std::vector<std::optional<InMatrix>>& grads, const Out<float>& row_grads) {
+                 if (row_grads.size() < g.grouping->row_starts.back()) throw std::invalid_argument("too few rows");
+                 const auto from = matrices(grads);
+                 nb::gil_scoped_release release;
+                 g.grouping->backward(from, row_grads.data());
+             });
+    m.def("unique", [](const In<int64_t>& keys) {
+        Unique u;
+        {
+            nb::gil_scoped_release release;
+            u = dedup(keys.data(), keys.size());
+        }
+        return nb::make_tuple(give(std::vector<int64_t>(u.keys.data(), u.keys.data() + u.count)),
+                              give(std::vector<int32_t>(u.inverse.data(), u.inverse.data() + u.lookups)));
+    });
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+    m.doc() = "Hotrow's native core: row store, grouping, pooling and fused optimizers.";
+    m.def("set_threads", [](size_t n) { Pool::get().set_threads(n); });
+    m.def("threads", [] { return Pool::get().threads(); });
+    nb::set_leak_warnings(false);  // torch keeps references past the end of the interpreter
+    bind_store(m);
+    bind_grouping(m);
+}

@@ -1,0 +1,226 @@
+// One part of a table: the rows whose key hashes to it, their index, and what a snapshot under way needs.
+// A part has one lock; whoever calls anything here holds it. A table has many parts, so that threads seldom meet.
+//
+// A row is one record, so that finding, reading and updating it touch neighbouring lines:
+//
+//     key 8 | clock 4 | last used 4 | uses and flags 4 | optimizer state | values
+//
+// A slot is a record's number in the table; it stays the row's until the row is erased, and belongs to one part for
+// good. A snapshot is a cut in time: from
+// `begin_snapshot` on, whoever changes a record that the snapshot has not visited first saves it aside. Each record
+// has a bit for "visited", whose meaning flips with every snapshot, so that beginning one costs nothing.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <mutex>
+#include <stdexcept>
+#include <vector>
+
+#include "bf16.hpp"
+#include "index.hpp"
+#include "optimizer.hpp"
+#include "records.hpp"
+
+namespace hotrow {
+
+#pragma pack(push, 4)
+struct Header {
+    int64_t key;
+    uint32_t clock;  // updates so far
+    uint32_t last;   // step of the last use
+    uint32_t uses : 24, live : 1, dirty : 1, visited : 1, unused : 5;
+};
+#pragma pack(pop)
+static_assert(sizeof(Header) == 20);
+
+constexpr uint32_t kMostUses = (1u << 24) - 1;
+
+// How the records of a table look.
+struct Shape {
+    size_t dim = 0, state_dim = 0;
+    bool bf16 = false;
+
+    size_t value_bytes() const { return dim * (bf16 ? 2 : 4); }
+    size_t state_bytes() const { return state_dim * 4; }
+    size_t stride() const { return (sizeof(Header) + state_bytes() + value_bytes() + 3) / 4 * 4; }
+};
+
+class Part {
+public:
+    std::mutex mutex;
+
+    void open(const Shape& shape, Records& records) {
+        shape_ = shape;
+        records_ = &records;
+    }
+
+    size_t rows() const { return used_ - free_.size(); }
+    size_t bytes() const { return used_ * records_->stride() + index_.bytes() + (free_.capacity() + chunks_.capacity()) * 4; }
+
+    Header& header(uint32_t slot) const { return *reinterpret_cast<Header*>(record(slot)); }
+    float* state(uint32_t slot) const { return reinterpret_cast<float*>(record(slot) + sizeof(Header)); }
+    std::byte* values(uint32_t slot) const { return record(slot) + sizeof(Header) + shape_.state_bytes(); }
+
+    void prefetch_bucket(uint64_t hash) const {
+        if (index_.buckets() != 0) index_.prefetch(hash);
+    }
+    uint32_t candidate(uint64_t hash) const { return index_.candidate(hash); }
+    void prefetch_record(uint32_t slot) const {
+        const std::byte* from = record(slot);
+        const size_t last = records_->stride() - 1;
+        for (size_t at = 0; at < last; at += 64) __builtin_prefetch(from + at, 1);
+        __builtin_prefetch(from + last, 1);
+    }
+
+    bool holds(uint32_t slot, int64_t key) const {
+        const Header& h = header(slot);
+        return h.key == key && h.live;
+    }
+
+    uint32_t find(int64_t key, uint64_t hash) const {
+        return index_.find(hash, [&](uint32_t slot) { return header(slot).key == key; });
+    }
+
+    // `guess` first: the slot an earlier call found, right unless the row was erased since.
+    uint32_t find(int64_t key, uint64_t hash, uint32_t guess) const {
+        return guess < records_->size() && holds(guess, key) ? guess : find(key, hash);
+    }
+
+    // A new record for a key that has none; its values and state are the caller's to fill.
+    uint32_t insert(int64_t key, uint64_t hash) {
+        if (rows() + 1 > index_.capacity()) rebuild(rows() + 1);
+        uint32_t slot;
+        if (!free_.empty()) {
+            slot = free_.back();
+            free_.pop_back();
+        } else {
+            if (used_ % Records::kChunk == 0) chunks_.push_back(records_->new_chunk());
+            slot = slot_at(used_++);
+        }
+        index_.insert(hash, slot);
+        header(slot) = Header{key, 0, 0, 0, 1, 1, visited_, 0};
+        return slot;
+    }
+
+    void erase(uint32_t slot) {
+        save_if_unvisited(slot);
+        Header& h = header(slot);
+        index_.erase(hash_key(h.key), slot);
+        if (track_erased_) erased_.push_back(h.key);
+        h.live = 0;
+        free_.push_back(slot);
+    }
+
+    // To be called before a record changes; afterwards it counts as changed since the last snapshot.
+    void touch(uint32_t slot) {
+        save_if_unvisited(slot);
+        header(slot).dirty = 1;
+    }
+
+    template <class Visit>
+    void for_each(Visit visit) const {
+        for (size_t i = 0; i < used_; ++i)
+            if (header(slot_at(i)).live) visit(slot_at(i));
+    }
+
+    // ---- snapshots ----
+
+    void begin_snapshot(bool full) {
+        visited_ ^= 1;
+        snapshot_ = true;
+        full_ = full;
+        cursor_ = 0;
+        end_ = used_;
+        saved_.clear();
+        cut_erased_.swap(erased_);
+        erased_.clear();
+        track_erased_ = true;
+    }
+
+    // Hands up to `most` slots' worth of records to emit(record); false when the cut has been visited in full.
+    template <class Emit>
+    bool visit_snapshot(size_t most, Emit emit) {
+        const size_t stop = std::min(end_, cursor_ + most);
+        for (; cursor_ < stop; ++cursor_) {
+            const uint32_t slot = slot_at(cursor_);
+            Header& h = header(slot);
+            if (h.visited == visited_) continue;
+            h.visited = visited_;
+            if (!h.live) continue;
+            if (full_ || h.dirty) emit(record(slot));
+            h.dirty = 0;
+        }
+        if (cursor_ < end_) return true;
+        for (size_t at = 0; at < saved_.size(); at += records_->stride()) {
+            const auto* h = reinterpret_cast<const Header*>(saved_.data() + at);
+            if (full_ || h->dirty) emit(saved_.data() + at);
+        }
+        saved_.clear();
+        saved_.shrink_to_fit();
+        return false;
+    }
+
+    const std::vector<int64_t>& cut_erased() const { return cut_erased_; }
+
+    // The snapshot was written: what it holds counts as kept. Or it was given up: everything since counts as changed.
+    void end_snapshot(bool kept) {
+        snapshot_ = false;
+        if (!kept) {
+            for (size_t i = 0; i < used_; ++i) {
+                Header& h = header(slot_at(i));
+                h.visited = visited_;
+                h.dirty = 1;
+            }
+            erased_.insert(erased_.begin(), cut_erased_.begin(), cut_erased_.end());
+        }
+        saved_ = {};
+        cut_erased_ = {};
+    }
+
+    // Rows just loaded from a snapshot count as kept by it.
+    void settle() {
+        for (size_t i = 0; i < used_; ++i) header(slot_at(i)).dirty = 0;
+        erased_.clear();
+        track_erased_ = true;
+    }
+
+private:
+    std::byte* record(uint32_t slot) const { return records_->at(slot); }
+    uint32_t slot_at(size_t i) const { return chunks_[i / Records::kChunk] + static_cast<uint32_t>(i % Records::kChunk); }
+
+    void save_if_unvisited(uint32_t slot) {
+        if (!snapshot_) return;
+        Header& h = header(slot);
+        if (h.visited == visited_) return;
+        const std::byte* from = record(slot);
+        saved_.insert(saved_.end(), from, from + records_->stride());
+        h.visited = visited_;
+    }
+
+    void rebuild(size_t at_least) {
+        const size_t grown = index_.buckets() + index_.buckets() / 2;
+        index_.reset(std::max(Index::buckets_for(at_least), grown));
+        constexpr size_t kAhead = 16;
+        for (size_t i = 0; i < used_; ++i) {
+            if (i + kAhead < used_) index_.prefetch(hash_key(header(slot_at(i + kAhead)).key));
+            const Header& h = header(slot_at(i));
+            if (h.live) index_.insert(hash_key(h.key), slot_at(i));
+        }
+    }
+
+    Shape shape_;
+    Records* records_ = nullptr;  // the table's
+    Index index_;
+    std::vector<uint32_t> chunks_;  // first slots of its chunks, in the order they were taken
+    size_t used_ = 0;               // slots taken, erased ones included
+    std::vector<uint32_t> free_;
+
+    uint32_t visited_ = 0;
+    bool snapshot_ = false, full_ = false, track_erased_ = false;
+    size_t cursor_ = 0, end_ = 0;
+    std::vector<std::byte> saved_;
+    std::vector<int64_t> erased_, cut_erased_;
+};
+
+}  // namespace hotrow

@@ -1,0 +1,229 @@
+// From rows to what a model sees, and back: pooled features side by side, sequence features row for row.
+//
+// The rows of all tables lie in one flat array, table after table: rows[U_0 * D_0 + ...]. A group's pooled features go
+// to one matrix [S, sum of dims]; a sequence feature goes to a matrix [lookups, D] of its own. The gradient goes
+// the same way back, each unique row's by one thread.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "grouping.hpp"
+
+namespace hotrow {
+
+enum class Pooling : int { sum = 0, mean = 1, sequence = 2 };
+
+constexpr size_t kNoTable = static_cast<size_t>(-1);  // a feature that nobody looks up
+
+struct FeatureSpec {
+    size_t table;
+    Pooling pooling;
+};
+
+struct GroupInput {
+    const int64_t* values;
+    const int64_t* offsets;
+    const float* weights;  // may be null
+    size_t samples;        // unique ones
+};
+
+// A feature of this batch: where its lookups stand among its table's and where its result goes.
+struct FeatureView {
+    size_t table, dim;
+    Pooling pooling;
+    const int64_t* values;   // the group's
+    const int64_t* offsets;  // [samples + 1], into the group's values
+    const float* weights;    // the group's; may be null
+    size_t samples;
+    size_t at;       // its first lookup among the table's
+    size_t matrix;   // which result matrix
+    size_t column;   // and where in a row of it
+
+    size_t lookups() const { return static_cast<size_t>(offsets[samples] - offsets[0]); }
+};
+
+struct Matrix {
+    float* data;
+    size_t width;
+};
+
+inline void copy(float* __restrict out, const float* __restrict row, float w, size_t dim) {
+    if (w == 1.0f)
+        std::memcpy(out, row, dim * sizeof(float));
+    else
+        for (size_t j = 0; j < dim; ++j) out[j] = w * row[j];
+}
+
+inline void add(float* __restrict out, const float* __restrict row, float w, size_t dim) {
+    if (w == 1.0f)
+        for (size_t j = 0; j < dim; ++j) out[j] += row[j];
+    else
+        for (size_t j = 0; j < dim; ++j) out[j] += w * row[j];
+}
+
+class Grouping {
+public:
+    Grouping(std::vector<size_t> dims, const std::vector<std::vector<FeatureSpec>>& groups,
+             const std::vector<GroupInput>& inputs)
+        : dims_(std::move(dims)) {
+        lay_out(groups, inputs);
+        std::vector<std::vector<std::pair<const int64_t*, size_t>>> segments(dims_.size());
+        for (const FeatureView& f : features_) segments[f.table].push_back({f.values + f.offsets[0], f.lookups()});
+        std::vector<std::vector<int64_t>> joined(dims_.size());
+        std::vector<std::pair<const int64_t*, size_t>> sets;
+        for (size_t t = 0; t < dims_.size(); ++t) {
+            if (segments[t].size() == 1) {
+                sets.push_back(segments[t][0]);
+                continue;
+            }
+            for (const auto& [keys, n] : segments[t]) joined[t].insert(joined[t].end(), keys, keys + n);
+            sets.push_back({joined[t].data(), joined[t].size()});
+        }
+        tables = dedup_all(sets);
+        row_starts.assign(1, 0);
+        for (size_t t = 0; t < dims_.size(); ++t) row_starts.push_back(row_starts[t] + tables[t].count * dims_[t]);
+    }
+
+    std::vector<Unique> tables;
+    std::vector<size_t> row_starts;  // where each table's rows begin in the flat array, and where the last end
+
+    void forward(const float* rows, const std::vector<Matrix>& out) const {
+        for_blocks([&](const FeatureView& f, size_t first, size_t last) {
+            const float* table = rows + row_starts[f.table];
+            const int32_t* inverse = tables[f.table].inverse.data() + f.at - f.offsets[0];
+            const Matrix& m = out[f.matrix];
+            if (f.pooling == Pooling::sequence) {
+                for (int64_t p = f.offsets[first]; p < f.offsets[last]; ++p)
+                    std::memcpy(m.data + static_cast<size_t>(p - f.offsets[0]) * m.width,
+                                table + static_cast<size_t>(inverse[p]) * f.dim, f.dim * sizeof(float));
+                return;
+            }
+            for (size_t s = first; s < last; ++s) {
+                float* to = m.data + s * m.width + f.column;
+                const int64_t begin = f.offsets[s], end = f.offsets[s + 1];
+                if (begin == end) std::fill_n(to, f.dim, 0.0f);
+                const float share = mean_factor(f, s);
+                for (int64_t p = begin; p < end; ++p) {
+                    const float* row = table + static_cast<size_t>(inverse[p]) * f.dim;
+                    const float w = weight(f, p) * share;
+                    p == begin ? copy(to, row, w, f.dim) : add(to, row, w, f.dim);
+                }
+            }
+        });
+    }
+
+    // grads[m] is the gradient of forward's out[m]; row_grads is written in full.
+    void backward(const std::vector<Matrix>& grads, float* row_grads) const {
+        std::vector<Buffer<const float*>> source;  // for each lookup of a table where its gradient stands,
+        std::vector<Buffer<float>> factor;         // and what it is multiplied by, where that is not always 1
+        std::vector<bool> scaled(tables.size());
+        for (const FeatureView& f : features_)
+            if (f.weights != nullptr || f.pooling == Pooling::mean) scaled[f.table] = true;
+        for (size_t t = 0; t < tables.size(); ++t) {
+            source.emplace_back(tables[t].lookups);
+            factor.emplace_back(scaled[t] ? tables[t].lookups : 0);
+        }
+        for_blocks([&](const FeatureView& f, size_t first, size_t last) {
+            const Matrix& m = grads[f.matrix];
+            for (size_t s = first; s < last; ++s) {
+                const float share = scaled[f.table] ? mean_factor(f, s) : 1.0f;
+                for (int64_t p = f.offsets[s]; p < f.offsets[s + 1]; ++p) {
+                    const auto at = static_cast<size_t>(p - f.offsets[0]);
+                    const size_t row = f.pooling == Pooling::sequence ? at : s;
+                    source[f.table][f.at + at] = m.data + row * m.width + f.column;
+                    if (scaled[f.table])
+                        factor[f.table][f.at + at] = f.pooling == Pooling::sequence ? 1.0f : weight(f, p) * share;
+                }
+            }
+        });
+        for_ranges([&](size_t t, size_t first, size_t last) {
+            const Unique& unique = tables[t];
+            const size_t dim = dims_[t];
+            for (size_t u = first; u < last; ++u) {
+                float* to = row_grads + row_starts[t] + u * dim;
+                const int32_t begin = unique.starts[u], end = unique.starts[u + 1];
+                for (int32_t k = begin; k < end; ++k) {
+                    const int32_t p = unique.order[k];
+                    const float w = scaled[t] ? factor[t][p] : 1.0f;
+                    k == begin ? copy(to, source[t][p], w, dim) : add(to, source[t][p], w, dim);
+                }
+            }
+        });
+    }
+
+private:
+    void lay_out(const std::vector<std::vector<FeatureSpec>>& groups, const std::vector<GroupInput>& inputs) {
+        std::vector<size_t> at(dims_.size(), 0);
+        size_t matrices = groups.size();  // pooled ones first, one a group; then one for each sequence
+        for (size_t g = 0; g < groups.size(); ++g) {
+            size_t column = 0;
+            const GroupInput& in = inputs[g];
+            for (size_t k = 0; k < groups[g].size(); ++k) {
+                const FeatureSpec& spec = groups[g][k];
+                if (spec.table == kNoTable) continue;
+                FeatureView f{spec.table, dims_[spec.table], spec.pooling, in.values, in.offsets + k * in.samples,
+                              in.weights, in.samples, at[spec.table], g, 0};
+                if (spec.pooling == Pooling::sequence) {
+                    f.matrix = matrices++;
+                } else {
+                    f.column = column;
+                    column += f.dim;
+                }
+                at[spec.table] += f.lookups();
+                features_.push_back(f);
+            }
+        }
+    }
+
+    static float weight(const FeatureView& f, int64_t p) { return f.weights == nullptr ? 1.0f : f.weights[p]; }
+
+    // What a mean divides by: the number of keys, or the sum of their weights.
+    static float mean_factor(const FeatureView& f, size_t s) {
+        const int64_t begin = f.offsets[s], end = f.offsets[s + 1];
+        if (f.pooling != Pooling::mean || (f.weights == nullptr && end - begin <= 1)) return 1.0f;
+        float total = 0;
+        for (int64_t p = begin; p < end; ++p) total += weight(f, p);
+        return total == 0.0f ? 0.0f : 1.0f / total;
+    }
+
+    // body(feature, first sample, last sample), on all cores. Blocks write rows of their own samples only.
+    template <class Body>
+    void for_blocks(Body body) const {
+        constexpr size_t kBlock = 1024;
+        std::vector<std::pair<size_t, size_t>> blocks;
+        for (size_t f = 0; f < features_.size(); ++f)
+            for (size_t s = 0; s < features_[f].samples; s += kBlock) blocks.push_back({f, s});
+        parallel_for(blocks.size(), [&](size_t b) {
+            const FeatureView& f = features_[blocks[b].first];
+            body(f, blocks[b].second, std::min(f.samples, blocks[b].second + kBlock));
+        });
+    }
+
+    // body(table, first unique key, last), on all cores, in ranges with about the same number of lookups. A range
+    // writes rows of its own unique keys only.
+    template <class Body>
+    void for_ranges(Body body) const {
+        constexpr int32_t kLookups = 2048;
+        struct Range {
+            size_t table, first, last;
+        };
+        std::vector<Range> ranges;
+        for (size_t t = 0; t < tables.size(); ++t) {
+            const int32_t* starts = tables[t].starts.data();
+            for (size_t first = 0; first < tables[t].count;) {
+                const int32_t* stop = std::upper_bound(starts + first + 1, starts + tables[t].count, starts[first] + kLookups);
+                ranges.push_back({t, first, static_cast<size_t>(stop - starts)});
+                first = ranges.back().last;
+            }
+        }
+        parallel_for(ranges.size(), [&](size_t r) { body(ranges[r].table, ranges[r].first, ranges[r].last); });
+    }
+
+    std::vector<size_t> dims_;
+    std::vector<FeatureView> features_;
+};
+
+}  // namespace hotrow

@@ -1,0 +1,141 @@
+// A small pool of threads that run the pieces of one batch call. Pieces are taken from a counter, so a slow
+// thread never holds up the others, and the caller works too: with a busy machine a call is late, never stuck.
+// Several Python threads may call parallel_for at once; each call is a job, and workers help whichever is open.
+#pragma once
+
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace hotrow {
+
+inline void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+class Pool {
+public:
+    static Pool& get() {
+        // Leaked on purpose: worker threads may outlive static destructors. A forked child has no workers, so it
+        // makes its own pool.
+        static std::mutex mutex;
+        static Pool* pool = nullptr;
+        static pid_t owner = 0;
+        std::lock_guard lock(mutex);
+        if (pool == nullptr || owner != getpid()) {
+            pool = new Pool(pool == nullptr ? default_threads() : pool->threads());
+            owner = getpid();
+        }
+        return *pool;
+    }
+
+    static size_t default_threads() { return std::max<size_t>(1, std::thread::hardware_concurrency()); }
+
+    size_t threads() const { return threads_.load(std::memory_order_relaxed); }
+
+    // The number of threads a call may use, the caller included. Workers are made as needed and kept.
+    void set_threads(size_t n) {
+        std::lock_guard lock(mutex_);
+        threads_ = std::max<size_t>(1, n);
+        while (workers_ + 1 < threads_) {
+            std::thread([this, id = workers_] { work(id); }).detach();
+            ++workers_;
+        }
+    }
+
+    // Calls body(i) once for every i below n, on several threads. Rethrows the first exception.
+    void parallel_for(size_t n, const std::function<void(size_t)>& body) {
+        if (n == 0) return;
+        if (n == 1 || threads() == 1) {
+            for (size_t i = 0; i < n; ++i) body(i);
+            return;
+        }
+        Job job{body, n};
+        {
+            std::lock_guard lock(mutex_);
+            jobs_.push_back(&job);
+            ++signal_;
+        }
+        wake_.notify_all();
+        run(job);
+        std::unique_lock lock(mutex_);
+        std::erase(jobs_, &job);
+        done_.wait(lock, [&] { return job.helpers == 0; });
+        if (job.error) std::rethrow_exception(job.error);
+    }
+
+private:
+    struct Job {
+        const std::function<void(size_t)>& body;
+        size_t n;
+        std::atomic<size_t> next{0};
+        size_t helpers = 0;  // guarded by the pool's mutex
+        std::exception_ptr error = nullptr;
+        std::atomic<bool> failed{false};
+    };
+
+    explicit Pool(size_t n) { set_threads(n); }
+
+    static void run(Job& job) {
+        for (size_t i; (i = job.next.fetch_add(1, std::memory_order_relaxed)) < job.n;) {
+            try {
+                job.body(i);
+            } catch (...) {
+                if (!job.failed.exchange(true)) job.error = std::current_exception();
+                job.next = job.n;
+            }
+        }
+    }
+
+    Job* open_job() {
+        for (Job* job : jobs_)
+            if (job->next.load(std::memory_order_relaxed) < job->n) return job;
+        return nullptr;
+    }
+
+    void work(size_t id) {
+        std::unique_lock lock(mutex_);
+        for (;;) {
+            Job* job = id + 1 < threads_ ? open_job() : nullptr;
+            if (job != nullptr) {
+                ++job->helpers;
+                lock.unlock();
+                run(*job);
+                lock.lock();
+                if (--job->helpers == 0) done_.notify_all();
+                continue;
+            }
+            // The calls of one training step follow each other within microseconds: look a little before sleeping.
+            const size_t seen = signal_;
+            lock.unlock();
+            const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(30);
+            while (signal_.load(std::memory_order_relaxed) == seen && std::chrono::steady_clock::now() < until)
+                relax();
+            lock.lock();
+            wake_.wait(lock, [&] { return signal_ != seen; });
+        }
+    }
+
+    std::mutex mutex_;
+    std::condition_variable wake_, done_;
+    std::vector<Job*> jobs_;
+    std::atomic<size_t> signal_{0};
+    std::atomic<size_t> threads_{1};
+    size_t workers_ = 0;
+};
+
+inline void parallel_for(size_t n, const std::function<void(size_t)>& body) { Pool::get().parallel_for(n, body); }
+
+}  // namespace hotrow

@@ -1,0 +1,267 @@
+"""The command `hotrow`. Results go to standard output, progress and errors to standard error.
+
+A `HotrowError` is one sentence and exit code 1; a wrong call is 2, as shells expect; a run stopped by a
+signal is 128 and the signal's number. An error that no user can cause keeps its stack trace. Nothing heavy is
+imported before a command needs it, so `hotrow --help` is quick.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hotrow import __version__
+from hotrow.errors import HotrowError, SettingsError, nearest
+
+app = typer.Typer(
+    name="hotrow",
+    help="Train recommendation models whose embedding tables outgrow the machine.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is already there.")]
+
+
+def main() -> None:
+    """The entry point."""
+    try:
+        app(prog_name="hotrow")
+    except HotrowError as error:
+        print(f"hotrow: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"hotrow {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _hotrow(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def prepare(
+    source: Annotated[
+        Path, typer.Argument(help="The log: a file or a folder of Parquet, CSV or TSV, also .gz or .zst.")
+    ],
+    folder: Annotated[Path, typer.Argument(help="Where the data set is put.")],
+    schema: Annotated[
+        Path | None, typer.Option("--schema", help="TOML or JSON that says what the columns are.")
+    ] = None,
+    form: Annotated[
+        str, typer.Option("--format", help="criteo, avazu, events, table, or auto to find out.")
+    ] = "auto",
+    split: Annotated[
+        str | None,
+        typer.Option("--split", help="What is test: last:0.1, time:T, samples:N, users:0.1 or none."),
+    ] = None,
+    bad: Annotated[
+        str,
+        typer.Option(
+            "--bad", help="Rows that cannot be used: refuse, skip, or missing to take values as missing."
+        ),
+    ] = "refuse",
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a data set of a log: checked, hashed, divided into train and test, sessions together.
+
+    \b
+    Example:
+      hotrow prepare day_0.tsv.zst data/criteo --format criteo --split last:0.1
+      hotrow prepare clicks.parquet data/clicks --schema clicks.toml
+    """
+    from hotrow.cli import show
+    from hotrow.data import prepare as prepare_log
+    from hotrow.inspect import inspect as look
+
+    prepare_log(
+        source,
+        folder,
+        schema=schema,
+        format=form,  # type: ignore[arg-type]  # `prepare` names what it does not know
+        split=split,
+        bad=bad,  # type: ignore[arg-type]
+        overwrite=overwrite,
+        progress=_percent("Preparing, percent"),
+    )
+    _give(look(folder), as_json, show.inspected)
+
+
+@app.command()
+def train(
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; can be given several times."),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a model as a run file says, or go on with a run that was stopped.
+
+    Relative paths in the run file are taken from the folder it stands in.
+
+    \b
+    Example:
+      hotrow train run.toml --set train.epochs=2 --set tables.item.dim=32
+      hotrow train run.toml --resume
+    """
+    from hotrow.cli import show
+    from hotrow.run import load_run
+    from hotrow.train.loop import train as train_run
+    from hotrow.train.progress import watching
+
+    if resume and overwrite:
+        raise SettingsError("--resume goes on with a run and --overwrite removes it; give one of them.")
+    result = train_run(
+        load_run(run_file, settings or []), resume=resume, overwrite=overwrite, progress=watching()
+    )
+    stopped_by_signal = result.stopped.startswith("SIG")
+    _give(show.result_as_data(result), as_json, show.trained)
+    if stopped_by_signal:
+        print(
+            f"hotrow: stopped by {result.stopped} after step {result.steps:,}; the checkpoint is "
+            f"{result.checkpoint}. Go on with: hotrow train {run_file} --resume",
+            file=sys.stderr,
+        )
+        raise typer.Exit(128 + signal.Signals[result.stopped])
+
+
+@app.command()
+def evaluate(
+    path: Annotated[
+        Path, typer.Argument(help="A run folder (its newest checkpoint is taken) or a checkpoint.")
+    ],
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Another data set than the one the run was trained on.")
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option("--split", help="The split to score; the run's test split if not given.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Score a split of a data set with a trained model.
+
+    \b
+    Example:
+      hotrow evaluate runs/demo --split test
+    """
+    from hotrow.cli import show
+    from hotrow.train.evaluate import evaluate_path
+    from hotrow.train.progress import watching
+
+    checkpoint, name, metrics = evaluate_path(path, split, data, watching())
+    finite = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
+    _give({"checkpoint": str(checkpoint), "split": name, "metrics": finite}, as_json, show.evaluated)
+
+
+@app.command()
+def inspect(
+    path: Annotated[Path, typer.Argument(help="A data set, a run folder or a checkpoint.")],
+    as_json: AsJson = False,
+) -> None:
+    """Show what is in a data set, a run folder or a checkpoint.
+
+    \b
+    Example:
+      hotrow inspect runs/demo
+    """
+    from hotrow.cli import show
+    from hotrow.inspect import inspect as look
+
+    _give(look(path), as_json, show.inspected)
+
+
+@app.command()
+def bench(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Which benchmark; without it, their names.")
+    ] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="A small run, to see that it works.")] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write JSON here.")
+    ] = None,
+) -> None:
+    """Measure one of Hotrow's claims against a peer, in one run on this machine.
+
+    \b
+    Example:
+      hotrow bench store --quick --json store.json
+    """
+    from hotrow.bench import BENCHES
+    from hotrow.cli import show
+
+    if not name:
+        print("\n".join(sorted(BENCHES)))
+        return
+    if name not in BENCHES:
+        raise SettingsError(f'There is no benchmark "{name}".{nearest(name, BENCHES)}')
+    report = BENCHES[name](quick)
+    if json_file is not None:
+        beside = json_file.with_name(f".{json_file.name}.new")
+        beside.write_text(json.dumps(report, indent=1) + "\n")
+        beside.replace(json_file)
+    show.benchmarked(report)
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option("--folder", help="Where to put data and run.")] = Path("runs/demo"),
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a session log, prepare it, train on it, and compare with the best AUC reachable.
+
+    \b
+    Example:
+      hotrow demo --folder /tmp/demo
+    """
+    from hotrow.cli import show
+    from hotrow.demo import demo as run_demo
+    from hotrow.train.progress import watching
+
+    _give(run_demo(folder, overwrite=overwrite, progress=watching()), as_json, show.demonstrated)
+
+
+def _percent(what: str) -> Callable[[int, int, int], None]:
+    """Shows rows done, bytes done and bytes in all as progress in percent."""
+    from hotrow.train.progress import watching
+
+    progress, rows_before = watching(), 0
+    progress.start(100, 0, what)
+
+    def show(rows: int, done: int, total: int) -> None:
+        nonlocal rows_before
+        progress.step(100 * done // max(total, 1), rows - rows_before, None)
+        rows_before = rows
+        if done >= total:
+            progress.stop()
+
+    return show
+
+
+def _give(data: dict[str, Any], as_json: bool, show: Any) -> None:
+    if as_json:
+        print(json.dumps(data, indent=1, default=str, allow_nan=False))
+    else:
+        show(data)

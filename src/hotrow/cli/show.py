@@ -1,0 +1,178 @@
+"""Results as tables for people. Each function takes the plain data that `--json` would print."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from hotrow.train.progress import duration
+
+if TYPE_CHECKING:
+    from hotrow.train.loop import Result
+
+_METRICS = {
+    "auc": "AUC",
+    "user_auc": "AUC within users",
+    "log_loss": "log loss",
+    "normalized_entropy": "normalized entropy",
+    "calibration": "calibration",
+}
+
+
+def result_as_data(result: Result) -> dict[str, Any]:
+    """A training result as plain data."""
+    return {**asdict(result), "samples_per_second": result.samples_per_second}
+
+
+def trained(data: Mapping[str, Any]) -> None:
+    """What a run came to."""
+    ends = {"end": "to the end", "early": "until no evaluation was better"}
+    rows = [
+        ("trained", ends.get(data["stopped"], f"until {data['stopped']}")),
+        ("steps", f"{data['steps']:,}"),
+        ("samples", f"{data['samples']:,}"),
+        ("time", duration(data["seconds"])),
+        ("samples a second", f"{data['samples_per_second']:,.0f}"),
+        *_metrics(data["metrics"]),
+    ]
+    if data["best_step"] is not None:
+        rows.append(("best at step", f"{data['best_step']:,}"))
+    rows += [("run folder", str(data["folder"])), ("checkpoint", str(data["checkpoint"]))]
+    _pairs("", rows)
+
+
+def evaluated(data: Mapping[str, Any]) -> None:
+    """Metrics of a split."""
+    rows = [("checkpoint", data["checkpoint"]), ("split", data["split"]), *_metrics(data["metrics"])]
+    _pairs("", rows)
+
+
+def inspected(data: Mapping[str, Any]) -> None:
+    """A data set, checkpoint or run."""
+    {"data set": _data_set, "checkpoint": _checkpoint, "run": _run}[data["kind"]](data)
+
+
+def benchmarked(report: Mapping[str, Any]) -> None:
+    """Figures beside what they must be, and those that are missing."""
+    rows = [
+        (
+            r["id"],
+            _number(r["value"]),
+            r["unit"],
+            _number(r["must"]),
+            _number(r["aim"]),
+            "yes" if r["met"] else "NO",
+        )
+        for r in report["results"]
+    ]
+    _table(report["name"], ("figure", "value", "unit", "must", "aim", "met"), rows)
+    for result in report["results"]:
+        if result.get("note"):
+            _console().print(f"{result['id']}: {result['note']}", highlight=False, soft_wrap=True)
+    missing = report.get("missing") or {}
+    for name, reason in missing.items() if isinstance(missing, Mapping) else enumerate(missing):
+        _console().print(f"missing: {name}: {reason}", highlight=False, soft_wrap=True)
+
+
+def size(count: float) -> str:
+    """Bytes as people read them."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} TB"
+
+
+def _data_set(data: Mapping[str, Any]) -> None:
+    facts = [(name.replace("_", " "), _fact(value)) for name, value in data["facts"].items()]
+    _pairs(
+        "Data set", [("path", data["path"]), ("size", size(data["bytes"])), ("label", data["label"]), *facts]
+    )
+    splits = [(name, f"{s['samples']:,}", str(s["files"])) for name, s in data["splits"].items()]
+    _table("", ("split", "samples", "files"), splits)
+    features = [(f["name"], f["kind"], f["table"], f["pooling"]) for f in data["features"]]
+    _table("", ("feature", "kind", "table", "pooling"), features)
+    if data["dense"]:
+        _console().print(f"dense: {', '.join(data['dense'])}", highlight=False, soft_wrap=True)
+
+
+def _checkpoint(data: Mapping[str, Any]) -> None:
+    rows = [
+        ("path", data["path"]),
+        ("step", f"{data['step']:,}"),
+        ("samples", f"{data['samples']:,}"),
+        ("size", size(data["bytes"])),
+        ("dense weights", f"{sum(math.prod(shape) for shape in data['dense'].values()):,}"),
+        *[("stands on", base) for base in data["stands_on"]],
+        *_metrics(data["metrics"]),
+    ]
+    _pairs("Checkpoint", rows)
+    _tables(data["tables"], "changed rows" if data["stands_on"] else "rows")
+
+
+def _run(data: Mapping[str, Any]) -> None:
+    rows = [(name, data[name]) for name in ("path", "data", "model", "policy")]
+    if data["last"]:
+        rows.append(("last logged step", f"{data['last']['step']:,}"))
+        rows.append(("samples a second", f"{data['last']['samples_per_second']:,.0f}"))
+    _pairs("Run", rows)
+    names = [name for name in _METRICS if any(e.get(name) is not None for e in data["evaluations"])]
+    evaluations = [
+        (f"{e['step']:,}", e["split"], *(_number(e.get(name)) for name in names)) for e in data["evaluations"]
+    ]
+    _table("", ("step", "split", *(_METRICS[name] for name in names)), evaluations)
+    _table("", ("checkpoint", "size"), [(c["path"], size(c["bytes"])) for c in data["checkpoints"]])
+    _tables(data["tables"])
+
+
+def _tables(tables: Mapping[str, Mapping[str, Any]], count: str = "rows") -> None:
+    rows = [
+        (name, str(t["dim"]), t["dtype"], t["optimizer"], f"{t['rows']:,}", size(t["bytes"]))
+        for name, t in tables.items()
+    ]
+    _table("", ("table", "dim", "dtype", "optimizer", count, "size"), rows)
+
+
+def _metrics(metrics: Mapping[str, float | None]) -> list[tuple[str, str]]:
+    return [
+        (words, _number(metrics[name])) for name, words in _METRICS.items() if metrics.get(name) is not None
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,.4g}" if abs(value) >= 10 else f"{value:.4f}"
+
+
+def _fact(value: Any) -> str:
+    if isinstance(value, float):
+        return _number(value)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _pairs(title: str, rows: Iterable[tuple[str, str]]) -> None:
+    table = Table(title=title, title_justify="left", box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, str(value))
+    _console().print(table, highlight=False)
+
+
+def _table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+    table = Table(title=title, title_justify="left", pad_edge=False, box=None, header_style="bold")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    if table.rows:
+        _console().print()
+        _console().print(table, highlight=False)
+
+
+def _console() -> Console:
+    return Console()

@@ -1,0 +1,185 @@
+"""Columns of a log in their final type, role by role, each with a mask of the cells that cannot be used.
+
+Whole columns are cast at once; only where a cast fails are the cells looked at one by one. What happens to a
+cell that cannot be used is decided in `convert`; here it gets the value that stands for "missing".
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from hotrow.data.schema import MISSING, Column, key_of_text
+
+Mask = NDArray[np.bool_]
+Made = tuple[pa.Array, Mask | None]
+_NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def floats(array: pa.Array) -> tuple[NDArray[np.float32], Mask]:
+    """As float32 with NaN for what is missing, and which cells are no number at all."""
+    kind, none = array.type, np.zeros(len(array), dtype=bool)
+    if not (_is_text(kind) or pa.types.is_boolean(kind) or _is_number(kind) or pa.types.is_null(kind)):
+        return np.full(len(array), np.nan, np.float32), ~none
+    if _is_text(kind):
+        try:
+            array = pc.cast(array, pa.float64())
+        except pa.ArrowInvalid:
+            fits = pc.fill_null(pc.match_substring_regex(array, _NUMBER), True)
+            none = ~fits.to_numpy(zero_copy_only=False)
+            array = pc.cast(pc.utf8_trim_whitespace(pc.if_else(fits, array, None)), pa.float64())
+    values = pc.fill_null(pc.cast(array, pa.float64()), float("nan")).to_numpy(zero_copy_only=False)
+    with np.errstate(over="ignore"):
+        return values.astype(np.float32), none
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def labels(array: pa.Array) -> Made:
+    values, _ = floats(array)
+    return pa.array(values), _some(~((values >= 0) & (values <= 1)))
+
+
+def weights(array: pa.Array) -> Made:
+    values, _ = floats(array)
+    return pa.array(values), _some(~((values >= 0) & np.isfinite(values)))
+
+
+def dense(array: pa.Array) -> Made:
+    values, wrong = floats(array)
+    wrong = wrong | np.isinf(values)
+    return pa.array(np.where(np.isfinite(values), values, np.float32(0))), _some(wrong)
+
+
+def keys(array: pa.Array) -> Made:
+    kind = array.type
+    if _is_text(kind):
+        return pa.array(_text_keys(array)), None
+    if pa.types.is_null(kind):
+        return pa.array(np.full(len(array), MISSING)), None
+    if pa.types.is_uint64(kind):  # the upper half keeps its bits, as a negative key
+        return pa.array(
+            pc.fill_null(array, (1 << 64) - 1).to_numpy(zero_copy_only=False).view(np.int64)
+        ), None
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return pc.fill_null(pc.cast(array, pa.int64()), MISSING), None
+    if pa.types.is_floating(kind):  # integers with gaps, as pandas writes them
+        values = pc.fill_null(pc.cast(array, pa.float64()), float("nan")).to_numpy(zero_copy_only=False)
+        wrong = ~np.isnan(values) & ~((np.abs(values) <= 2.0**53) & (values == np.floor(values)))
+        return pa.array(np.where(wrong | np.isnan(values), MISSING, values).astype(np.int64)), _some(wrong)
+    return pa.array(np.full(len(array), MISSING)), np.ones(len(array), dtype=bool)
+
+
+def _text_keys(array: pa.Array) -> NDArray[np.int64]:
+    """Only distinct texts are hashed."""
+    coded = pc.dictionary_encode(array)
+    keys = np.fromiter(
+        (key_of_text(t) for t in coded.dictionary.to_pylist()), np.int64, len(coded.dictionary)
+    )
+    keys = np.append(keys, MISSING)
+    found: NDArray[np.int64] = keys[pc.fill_null(coded.indices, len(keys) - 1).to_numpy(zero_copy_only=False)]
+    return found
+
+
+def times(array: pa.Array) -> Made:
+    """Integers as they are; timestamps and dates as microseconds since 1970; text as the integer it spells."""
+    kind = array.type
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        stamps = pc.cast(array, pa.timestamp("us", getattr(kind, "tz", None)), safe=False)
+        array = pc.cast(stamps, pa.int64())
+    elif _is_text(kind):
+        fits = pc.fill_null(pc.match_substring_regex(array, r"^[+-]?\d{1,18}$"), False)
+        array = pc.cast(pc.if_else(fits, array, None), pa.int64())
+    elif pa.types.is_floating(kind):
+        values = array.to_numpy(zero_copy_only=False)
+        whole = (np.abs(values) <= 2.0**53) & (values == np.floor(values))
+        array = pa.array(np.where(whole, values, 0).astype(np.int64), mask=~whole)
+    elif pa.types.is_integer(kind):
+        array = pc.cast(array, pa.int64(), safe=not pa.types.is_uint64(kind))
+    else:
+        array = pa.nulls(len(array), pa.int64())
+    return pc.fill_null(array, 0), _some(array.is_null().to_numpy(zero_copy_only=False))
+
+
+def _lists(array: pa.Array, separator: str) -> tuple[pa.Array, NDArray[np.int64]] | None:
+    """The items of all lists one after the other and each list's length; None if these are no lists."""
+    if _is_text(array.type):
+        text = pc.utf8_trim(array, separator)
+        array = pc.split_pattern(pc.if_else(pc.equal(text, ""), None, text), separator)
+    if pa.types.is_null(array.type):
+        return pa.nulls(0, pa.int64()), np.zeros(len(array), dtype=np.int64)
+    if not _is_list(array.type):
+        return None
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return array.flatten(), lengths
+
+
+def key_lists(array: pa.Array, feature: Column) -> Made:
+    lists = _lists(array, feature.separator)
+    if lists is None:
+        return _as_lists(pa.array([], pa.int64()), np.zeros(len(array), np.int64)), np.ones(
+            len(array), dtype=bool
+        )
+    items, lengths = lists
+    values, wrong = keys(items)
+    return _as_lists(values, lengths), _per_row(wrong, lengths)
+
+
+def weight_lists(array: pa.Array, feature: Column, keys: pa.Array) -> Made:
+    """A row's weights must be as many as its keys; where they are not, it gets ones, and the row is at fault."""
+    wanted = np.diff(keys.offsets.to_numpy())
+    lists = _lists(array, feature.separator)
+    if lists is None:
+        return _as_lists(pa.array(np.ones(wanted.sum(), np.float32)), wanted), np.ones(len(array), dtype=bool)
+    values, _ = floats(lists[0])
+    wrong = lists[1] != wanted
+    unusable = _per_row(_some(~np.isfinite(values)), lists[1])
+    if unusable is not None:
+        wrong = wrong | unusable
+    if wrong.any():
+        kept = np.repeat(~wrong, lists[1])
+        filled = np.ones(wanted.sum(), np.float32)
+        filled[np.repeat(~wrong, wanted)] = values[kept]
+        values = filled
+    return _as_lists(pa.array(values), wanted), _some(wrong)
+
+
+def _as_lists(items: pa.Array, lengths: NDArray[np.int64]) -> pa.Array:
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return pa.ListArray.from_arrays(pa.array(offsets), items)
+
+
+def last(lists: pa.Array, length: int) -> pa.Array:
+    """The last `length` items of each list."""
+    offsets = lists.offsets.to_numpy()
+    lengths = np.diff(offsets)
+    if not len(lengths) or lengths.max() <= length:
+        return lists
+    kept = np.minimum(lengths, length).astype(np.int64)
+    ends = np.cumsum(kept)
+    at = np.arange(ends[-1]) + np.repeat(offsets[1:] - ends, kept)
+    return _as_lists(lists.values.take(pa.array(at)), kept)
+
+
+def _per_row(wrong: Mask | None, lengths: NDArray[np.int64]) -> Mask | None:
+    if wrong is None:
+        return None
+    rows: Mask = np.bincount(np.repeat(np.arange(len(lengths)), lengths)[wrong], minlength=len(lengths)) > 0
+    return rows
+
+
+def _some(wrong: Mask) -> Mask | None:
+    return wrong if wrong.any() else None

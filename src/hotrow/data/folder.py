@@ -1,0 +1,92 @@
+"""A folder that appears whole or not at all: written beside its place, then renamed into it.
+
+A folder that is already there is kept unless it is empty or the caller overwrites, and even then only one that
+carries the same `mark` file is replaced, so that a mistyped path cannot cost a home directory.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+from types import TracebackType
+from uuid import uuid4
+
+from hotrow.errors import DataError
+
+
+class NewFolder:
+    """`with NewFolder(path, mark) as new:` write into `new.work`; leaving without an error puts it at `path`."""
+
+    def __init__(self, path: Path | str, mark: str, overwrite: bool = False) -> None:
+        self.path = Path(path).absolute()
+        self.mark = mark
+        self.overwrite = overwrite
+        self.work = self.path.with_name(f".{self.path.name}.{uuid4().hex[:12]}.partial")
+
+    def __enter__(self) -> NewFolder:
+        if self.path.exists() and not self.path.is_dir():
+            raise DataError(f"{self.path} is a file; a folder is to be written there. Name another place.")
+        if self.path.is_dir() and any(self.path.iterdir()):
+            if not self.overwrite:
+                raise DataError(
+                    f"{self.path} is not empty. Name another folder, or overwrite it with --overwrite."
+                )
+            if not (self.path / self.mark).is_file():
+                raise DataError(
+                    f"{self.path} is not empty and has no {self.mark}, so it was not written by this command; "
+                    f"it is not overwritten. Name another folder."
+                )
+        try:
+            self.work.mkdir(parents=True)
+        except OSError as error:
+            raise _cannot_write(self.path, error) from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            try:
+                self._put_in_place()
+            except OSError as failed:
+                shutil.rmtree(self.work, ignore_errors=True)
+                raise _cannot_write(self.path, failed) from failed
+            return
+        shutil.rmtree(self.work, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
+            raise _cannot_write(self.path, error) from error
+
+    def _put_in_place(self) -> None:
+        if not self.path.exists():
+            self.work.rename(self.path)
+            return
+        old = self.path.with_name(f".{self.path.name}.{uuid4().hex[:12]}.old")
+        self.path.rename(old)
+        try:
+            self.work.rename(self.path)
+        except OSError:
+            old.rename(self.path)
+            raise
+        shutil.rmtree(old)
+
+
+def _cannot_write(path: Path, error: OSError) -> DataError:
+    if error.errno == errno.ENOSPC:
+        return DataError(f"The disk is full: {path} could not be written, and nothing of it was left behind.")
+    return DataError(
+        f"{path} could not be written: {error.strerror or error}. Nothing of it was left behind."
+    )
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file and sees it to the disk, so that a file written last is there last."""
+    path.write_text(text, encoding="utf-8")
+    flush(path)
+
+
+def flush(path: Path) -> None:
+    """Sees a written file to the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,170 @@
+"""`Schema`: which columns of a log are label, dense values and features, and how text becomes a key.
+
+A schema is written by a user as TOML (or JSON) for `hotrow prepare --schema FILE`; the one of a prepared data
+set stands beside it as `schema.json`. The same model serves both: `prepared()` gives the second from the
+first, with columns named after the features that use them.
+
+Keys need no vocabulary. An integer is its own key. Text that is an int64 in its usual decimal form ("42",
+"-7", not "042") is that integer, so CSV and Parquet of the same log agree; any other text is the first 8 bytes
+of its BLAKE2b hash (`hash_text`), so two of n texts share a key with probability about n²/2^65: one in a
+million at 8 million texts. A missing key, or an empty text, is `MISSING`; a missing list is an empty bag.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections import Counter
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from hotrow.errors import SettingsError
+from hotrow.settings import Settings, parse
+from hotrow.table import Feature
+
+MISSING = -1
+"""The key of a sample that has none."""
+
+
+def hash_text(text: str) -> int:
+    """The int64 key of a text that is not a decimal integer: BLAKE2b of its UTF-8, 8 bytes, little-endian."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def key_of_text(text: str) -> int:
+    """The int64 key of any text: its value where it is an int64 in usual decimal form, else its hash."""
+    if not text:
+        return MISSING
+    if text.removeprefix("-").isdecimal() and len(text) <= 20:
+        value = int(text)
+        if str(value) == text and -(1 << 63) <= value < 1 << 63:
+            return value
+    return hash_text(text)
+
+
+class Column(Settings):
+    """A feature and the column of the log it is read from."""
+
+    name: str = Field(min_length=1)
+    column: str = Field("", description="the column of the log; the feature's name if not given")
+    kind: Literal["key", "keys"] = Field("key", description="one key a sample, or a list of keys")
+    table: str = Field("", description="the table it looks up; its own name if not given")
+    pooling: Literal["sum", "mean", "sequence"] = "sum"
+    weights: str | None = Field(None, description='a column with a weight for each key of a "keys" feature')
+    max_length: int | None = Field(None, gt=0, description="only the last so many keys are kept")
+    separator: str = Field(" ", min_length=1, description="stands between the keys of a list written as text")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_after_itself(cls, data: object) -> object:
+        if not isinstance(data, dict):
+            return data
+        name = data.get("name", "")
+        return {**data, "column": data.get("column") or name, "table": data.get("table") or name}
+
+    @model_validator(mode="after")
+    def _lists_only(self) -> Column:
+        if self.kind == "key":
+            for setting in ("weights", "max_length"):
+                if getattr(self, setting) is not None:
+                    raise ValueError(
+                        f'{setting} needs kind = "keys", but feature {self.name} has one key a sample'
+                    )
+        return self
+
+
+class Schema(Settings):
+    """What the columns of a log mean."""
+
+    label: str = Field(min_length=1, description="the column with the target, from 0 to 1")
+    dense: tuple[str, ...] = Field((), description="columns of numbers")
+    features: tuple[Column, ...] = Field((), description="columns of keys")
+    session: str | None = Field(None, description="samples with the same value stand together")
+    time: str | None = Field(None, description="integers that grow with time, or timestamps")
+    user: str | None = Field(None, description="groups samples for per-user metrics and splits by user")
+    weight: str | None = Field(None, description="the weight of a sample in the loss")
+
+    @model_validator(mode="after")
+    def _possible(self) -> Schema:
+        for what, names in (("feature", [f.name for f in self.features]), ("dense column", list(self.dense))):
+            twice = [name for name, count in Counter(names).items() if count > 1]
+            if twice:
+                raise ValueError(f'the {what} "{twice[0]}" stands twice; each needs its own name')
+        if not self.features and not self.dense:
+            raise ValueError("there is neither a feature nor a dense column to learn from")
+        return self
+
+    @staticmethod
+    def read(path: Path | str) -> Schema:
+        """The schema in a TOML or JSON file."""
+        path = Path(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+            data: Any = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        except OSError as error:
+            raise SettingsError(f"The schema {path} cannot be read: {error.strerror or error}.") from None
+        except ValueError as error:
+            form = "TOML" if path.suffix == ".toml" else "JSON"
+            raise SettingsError(f"The schema {path} is not valid {form}: {error}.") from None
+        return parse(Schema, data, str(path))
+
+    def to_json(self) -> str:
+        """As `schema.json` holds it."""
+        return self.model_dump_json(indent=2, exclude_none=True) + "\n"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Every column of the log that is used, each once."""
+        named = [self.label, *self.dense]
+        for feature in self.features:
+            named += [feature.column, *([feature.weights] if feature.weights else [])]
+        named += [c for c in (self.session, self.time, self.user, self.weight) if c is not None]
+        return tuple(dict.fromkeys(named))
+
+    def feature_settings(self) -> list[Feature]:
+        """The features as an `Embeddings` module takes them."""
+        return [Feature(name=f.name, table=f.table, pooling=f.pooling) for f in self.features]
+
+    def prepared(self) -> Schema:
+        """The schema of the data set made from a log with this schema.
+
+        A feature's column is named after the feature, its weights `NAME_weights`. Session, time and user are
+        stored once where a one-key feature already holds the same column.
+        """
+        stored = {f.column: f.name for f in self.features if f.kind == "key"}
+        features = [
+            f.model_copy(update={"column": f.name, "weights": f.weights and f"{f.name}_weights"})
+            for f in self.features
+        ]
+        renamed = {
+            role: stored.get(column, column) if (column := getattr(self, role)) is not None else None
+            for role in ("session", "time", "user")
+        }
+        schema = self.model_copy(update={"features": tuple(features), **renamed})
+        _refuse_clashes(self, schema)
+        return schema
+
+
+def _refuse_clashes(log: Schema, prepared: Schema) -> None:
+    """Two different things must not end up in one column of the data set."""
+    holds: dict[str, tuple[str, str]] = {}
+    named = [(log.label, "number", log.label)]
+    named += [(c, "number", c) for c in log.dense]
+    if log.weight is not None:
+        named.append((log.weight, "number", log.weight))
+    for raw, feature in zip(log.features, prepared.features, strict=True):
+        named.append((feature.column, raw.kind, raw.column))
+        if feature.weights and raw.weights:
+            named.append((feature.weights, "weights", raw.weights))
+    for role in ("session", "time", "user"):
+        if (column := getattr(log, role)) is not None:
+            named.append((getattr(prepared, role), "key", column))
+    for name, kind, source in named:
+        if holds.setdefault(name, (kind, source)) != (kind, source):
+            raise SettingsError(
+                f'The data set would have two different columns "{name}", from "{holds[name][1]}" ({holds[name][0]}) '
+                f'and "{source}" ({kind}). Give the feature another name, and its column as column = "{source}".'
+            )

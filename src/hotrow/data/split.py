@@ -1,0 +1,121 @@
+"""How a log is divided into train and test.
+
+| written | test is |
+| --- | --- |
+| `last:0.1` | the last tenth: by time where the schema has one (equal times stay together), else by order |
+| `time:T` | every sample at time T or later |
+| `samples:N` | what comes after the first N samples |
+| `users:0.1` | all samples of a tenth of the users, by hash |
+| `none` | nothing |
+
+Only `last` must see the whole log before it can place the first sample; the log is then spooled to disk once.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field, TypeAdapter, ValidationError
+
+from hotrow.data.mix import mix64
+from hotrow.data.schema import Schema
+from hotrow.errors import SettingsError, nearest
+from hotrow.settings import Settings
+
+
+class _Split(Settings):
+    def check(self, schema: Schema) -> None:
+        """Raises `SettingsError` where the schema lacks what this split needs."""
+
+    def is_test(self, samples: pa.RecordBatch, first: int, schema: Schema) -> np.ndarray | None:
+        """Which of the prepared samples, counted from `first`, are test; None if none is."""
+        return None
+
+
+class Last(_Split):
+    """The last part of the log."""
+
+    name: Literal["last"] = "last"
+    value: float = Field(gt=0, lt=1)
+
+    def settle(self, samples: int, times: np.ndarray | None) -> FromTime | AfterSamples:
+        """The split this is for a log of so many samples at these times."""
+        first = samples - int(round(samples * self.value))
+        if times is None or not len(times) or first >= len(times):
+            return AfterSamples(value=first)
+        return FromTime(value=int(np.partition(times, first)[first]))
+
+
+class FromTime(_Split):
+    """Everything from a time on."""
+
+    name: Literal["time"] = "time"
+    value: int
+
+    def check(self, schema: Schema) -> None:
+        if schema.time is None:
+            raise SettingsError(
+                "A split by time needs a time column: give the schema one, or split by last:0.1."
+            )
+
+    def is_test(self, samples: pa.RecordBatch, first: int, schema: Schema) -> np.ndarray | None:
+        test: np.ndarray = samples.column(schema.time).to_numpy() >= self.value
+        return test
+
+
+class AfterSamples(_Split):
+    """Everything after the first samples."""
+
+    name: Literal["samples"] = "samples"
+    value: int = Field(ge=0)
+
+    def is_test(self, samples: pa.RecordBatch, first: int, schema: Schema) -> np.ndarray | None:
+        return np.arange(first, first + len(samples)) >= self.value
+
+
+class Users(_Split):
+    """All samples of a fraction of the users."""
+
+    name: Literal["users"] = "users"
+    value: float = Field(gt=0, lt=1)
+
+    def check(self, schema: Schema) -> None:
+        if schema.user is None:
+            raise SettingsError(
+                "A split by users needs a user column: give the schema one, or split by last:0.1."
+            )
+
+    def is_test(self, samples: pa.RecordBatch, first: int, schema: Schema) -> np.ndarray | None:
+        hashed = mix64(samples.column(schema.user).to_numpy().view(np.uint64))
+        test: np.ndarray = (hashed >> np.uint64(11)) * 2.0**-53 < self.value
+        return test
+
+
+class Nothing(_Split):
+    """No test samples."""
+
+    name: Literal["none"] = "none"
+
+
+Split = Annotated[Last | FromTime | AfterSamples | Users | Nothing, Field(discriminator="name")]
+AnySplit = Last | FromTime | AfterSamples | Users | Nothing
+
+_FORMS = ("last:0.1", "time:T", "samples:N", "users:0.1", "none")
+
+
+def parse_split(text: str) -> AnySplit:
+    """A split as written on the command line, such as `last:0.1`."""
+    name, _, value = text.partition(":")
+    names = [form.partition(":")[0] for form in _FORMS]
+    if name not in names:
+        raise SettingsError(
+            f'There is no split "{text}".{nearest(name, names)} Write one of: {", ".join(_FORMS)}.'
+        )
+    given: dict[str, Any] = {"name": name} | ({"value": value} if value else {})
+    try:
+        split: AnySplit = TypeAdapter(Split).validate_python(given)
+        return split
+    except ValidationError as error:
+        raise SettingsError(f'The split "{text}" is not possible: {error.errors()[0]["msg"]}.') from None

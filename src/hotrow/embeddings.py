@@ -1,0 +1,182 @@
+"""`Embeddings`: tables that grow, as a module for anyone's own loop.
+
+    embeddings = Embeddings([Table(name="item", dim=16)], [Feature(name="item")])
+    for batch in batches:
+        loss = model(embeddings(batch), batch.dense)
+        loss.backward()
+        embeddings.step()          # beside the dense optimizer's step
+
+`forward` is three steps that a pipeline can also take one by one, the first ones ahead of time: `group` finds the
+batch's unique keys, `fetch` brings their rows, `embed` pools them under autograd. In evaluation mode, and where
+gradients are off, rows are read and nothing changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from hotrow import _native
+from hotrow.data.batch import Batch
+from hotrow.embedded import Embedded
+from hotrow.errors import BatchError, SettingsError, nearest
+from hotrow.lookup import Layout, Lookup
+from hotrow.plan import Plan
+from hotrow.store.snapshot import Snapshot, restore
+from hotrow.table import Feature, Table
+from hotrow.tiers.host import HostTier
+from hotrow.tiers.router import Router
+from hotrow.tiers.tier import Tier
+
+
+class Embeddings(nn.Module):
+    """Rows for features, from the tiers of a plan; everything in this process's memory unless told otherwise."""
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        features: Sequence[Feature],
+        *,
+        seed: int = 0,
+        tiers: Mapping[str, Tier] | None = None,
+        plan: Plan | None = None,
+    ) -> None:
+        super().__init__()
+        self.tables = _by_name("table", tables)
+        self.features = _by_name("feature", features)
+        for feature in features:
+            if feature.table not in self.tables:
+                raise SettingsError(
+                    f'Feature {feature.name} looks up table "{feature.table}", which there is not.'
+                    f"{nearest(feature.table, self.tables)}"
+                )
+        self.seed = seed
+        self.steps = 0
+        self.router = Router(tiers or {"host": HostTier(tables, seed)}, plan or Plan.all_on("host", tables))
+        self._layouts: dict[tuple[tuple[str, ...], ...], Layout] = {}
+        self._pending: list[Lookup] = []
+
+    def forward(self, batch: Batch) -> Embedded:
+        """What a model sees of `batch`."""
+        return self.embed(self.fetch(self.group(batch)))
+
+    def group(self, batch: Batch) -> Lookup:
+        """The batch's unique keys and their grouping. Touches no row: any thread may do it ahead of time."""
+        groups = tuple(group.features for group in batch.groups)
+        layout = self._layouts.get(groups)
+        if layout is None:
+            layout = self._layouts[groups] = Layout(groups, self.tables, self.features)
+        for name, g, _, _ in layout.sequences:
+            if batch.groups[g].weights is not None:
+                raise BatchError(
+                    f"Feature {name} is a sequence, which has no use for the weights the batch brings; "
+                    f"put it in a group without weights."
+                )
+        grouping = layout.native.group(
+            [g.values.numpy() for g in batch.groups],
+            [g.offsets.numpy() for g in batch.groups],
+            [None if g.weights is None else g.weights.numpy() for g in batch.groups],
+        )
+        starts = grouping.starts
+        keys = [grouping.keys(t) for t in range(len(self.tables))]
+        routed = self.router.route(list(self.tables), keys, starts)
+        return Lookup(batch, layout, grouping, routed, training=False, starts=starts)
+
+    def fetch(self, lookup: Lookup) -> Lookup:
+        """Brings the lookup's rows. In training mode keys without a row get one, as the table's admission has it."""
+        lookup.training = self.training and torch.is_grad_enabled()
+        rows = torch.empty(lookup.starts[-1])
+        if lookup.training:
+            lookup.tickets = self.router.fetch(lookup.routed, rows.numpy(), self.steps)
+        else:
+            self.router.read(lookup.routed, rows.numpy(), self.steps)
+        lookup.rows = rows.requires_grad_(lookup.training)
+        return lookup
+
+    def embed(self, lookup: Lookup) -> Embedded:
+        """Pools the lookup's rows; its gradients are applied by the next `step`."""
+        if lookup.training:
+            self._pending.append(lookup)
+        return lookup.embed()
+
+    def step(self) -> None:
+        """Applies the gradients of every lookup since the last step, as one step of each table's optimizer."""
+        pending = [lookup for lookup in self._pending if lookup.rows is not None and lookup.rows.grad is not None]
+        self._pending = []
+        if len(pending) == 1:
+            (lookup,) = pending
+            assert lookup.rows is not None and lookup.rows.grad is not None
+            self.router.update(lookup.routed, lookup.rows.grad.numpy(), self.steps, lookup.tickets)
+        else:
+            self._step_summed(pending)
+        self.steps += 1
+
+    def _step_summed(self, pending: Sequence[Lookup]) -> None:
+        """Several lookups, or none: one update with the sum of their gradients."""
+        keys, grads, starts = [], [], [0]
+        for t, table in enumerate(self.tables.values()):
+            all_keys = np.concatenate([np.empty(0, np.int64), *(lookup.keys[t] for lookup in pending)])
+            unique, inverse = _native.unique(all_keys)
+            total = torch.zeros(len(unique), table.dim)
+            parts = [
+                lookup.rows.grad[lookup.starts[t] : lookup.starts[t + 1]].view(-1, table.dim)
+                for lookup in pending
+                if lookup.rows is not None and lookup.rows.grad is not None
+            ]
+            if parts:
+                total.index_add_(0, torch.from_numpy(inverse).long(), torch.cat(parts))
+            keys.append(unique)
+            grads.append(total.reshape(-1))
+            starts.append(starts[-1] + total.numel())
+        routed = self.router.route(list(self.tables), keys, starts)
+        self.router.update(routed, torch.cat(grads).numpy(), self.steps)
+
+    def read(self, table: str, keys: torch.Tensor) -> torch.Tensor:
+        """The rows of `keys` in one table, `[n, dim]`, as they are."""
+        if table not in self.tables:
+            raise SettingsError(f'There is no table "{table}".{nearest(table, self.tables)}')
+        rows = torch.empty(len(keys), self.tables[table].dim)
+        routed = self.router.route([table], [keys.contiguous().numpy()], [0])
+        self.router.read(routed, rows.view(-1).numpy(), self.steps)
+        return rows
+
+    def stats(self) -> dict[str, dict[str, int]]:
+        """For each table how many rows it has in this process and the bytes they take."""
+        found = {name: {"rows": 0, "bytes": 0} for name in self.tables}
+        for tier in self.router.tiers.values():
+            for name, store in tier.stores().items():
+                found[name]["rows"] += len(store)
+                found[name]["bytes"] += store.bytes
+        return found
+
+    def snapshot(self, folder: Path | str, base: Path | str | None = None) -> Snapshot:
+        """A consistent cut of every table, now: cheap. Its `write` does the work, in any thread, while training goes on.
+
+        With `base`, an earlier snapshot of these embeddings, it holds only what changed since then.
+        """
+        for tier in self.router.tiers.values():
+            tier.flush()
+        stores = [(name, s) for tier in self.router.tiers.values() for name, s in tier.stores().items()]
+        return Snapshot(Path(folder), stores, self.steps, self.seed, None if base is None else Path(base))
+
+    def restore(self, folder: Path | str) -> None:
+        """Rows, optimizer state and clocks as a snapshot has them, whatever tiers it was taken from."""
+        self.steps = restore(Path(folder), self.router, list(self.tables.values()), self.seed)
+        self._pending = []
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{t.name}: dim {t.dim}" for t in self.tables.values())
+
+
+def _by_name(what: str, settings: Sequence[Any]) -> dict[str, Any]:
+    named: dict[str, Any] = {}
+    for s in settings:
+        if s.name in named:
+            raise SettingsError(f'There are two {what}s called "{s.name}".')
+        named[s.name] = s
+    return named

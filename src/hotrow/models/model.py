@@ -1,0 +1,155 @@
+"""`RankingModel`: rows and dense inputs in, one logit a sample out. Plain PyTorch, with no tables of its own.
+
+A model's settings build it: `settings.build(inputs)`. `wide` says that every table must have one value more
+than its vector: the last is the feature's linear weight, so Wide&Deep and DeepFM need no second lookup. The
+price is that a vector and its weight share an optimizer, and under row-wise Adagrad one accumulator.
+
+A sequence that a model has no other use for is averaged, on unique samples, before it is expanded. All linear
+layers start from Xavier-normal weights and zero biases, drawn from torch's own generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from hotrow.embedded import Embedded, JaggedRows
+from hotrow.errors import BatchError, SettingsError
+from hotrow.settings import Settings
+from hotrow.table import Feature
+
+Widths = tuple[Annotated[int, Field(ge=1)], ...]
+"""The sizes of an MLP's hidden layers, first to last."""
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """What a model is given: features, the dim of each one's rows, and how many dense inputs there are."""
+
+    features: Sequence[Feature]
+    dims: Mapping[str, int]
+    dense: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.features:
+            raise SettingsError("A model needs at least one feature.")
+        for feature in self.features:
+            if feature.name not in self.dims:
+                raise SettingsError(f"Feature {feature.name} has no dim; give the dim of its table's rows.")
+
+    @cached_property
+    def pooled(self) -> tuple[str, ...]:
+        return tuple(f.name for f in self.features if f.pooling != "sequence")
+
+    @cached_property
+    def sequences(self) -> tuple[str, ...]:
+        return tuple(f.name for f in self.features if f.pooling == "sequence")
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """All features in the order models see them: pooled ones, then sequences."""
+        return self.pooled + self.sequences
+
+    @property
+    def width(self) -> int:
+        """How many values all features have side by side."""
+        return sum(self.dims[name] for name in self.names)
+
+    def common_dim(self, model: str) -> int:
+        """The dim all features share; refuses inputs that have several."""
+        first = self.names[0]
+        for name in self.names:
+            if self.dims[name] != self.dims[first]:
+                raise SettingsError(
+                    f"{model} takes dot products between features, so their rows need one dim: {first} has "
+                    f"{self.dims[first]}, {name} has {self.dims[name]}. Give their tables the same dim, or "
+                    f"choose dcnv2 or wide_deep."
+                )
+        return self.dims[first]
+
+
+class ModelSettings(Settings):
+    """The base of every model's settings."""
+
+    wide: ClassVar[bool] = False
+    """Whether each row ends with a linear weight, one value beyond the vector's dim."""
+
+    def build(self, inputs: ModelInputs) -> RankingModel:
+        """The model, with fresh weights."""
+        raise NotImplementedError
+
+
+class RankingModel(nn.Module):
+    """Scores samples. A subclass says how in `forward` and finds its inputs by the two methods below."""
+
+    def __init__(self, inputs: ModelInputs) -> None:
+        super().__init__()
+        self.inputs = inputs
+
+    def forward(self, embedded: Embedded, dense: Tensor | None = None) -> Tensor:
+        """Logits `[B]`."""
+        raise NotImplementedError
+
+    def side_by_side(self, embedded: Embedded, features: Sequence[str] | None = None) -> Tensor:
+        """Vectors of every sample, pooled features, then sequences: `[B, sum of dims]`; all by default."""
+        names = self.inputs.names if features is None else features
+        pooled = [name for name in names if name in self.inputs.pooled]
+        if len(pooled) == len(names):
+            return embedded.vectors(pooled)
+        averaged = [expand(*mean_of(embedded.sequence(name))) for name in names if name not in pooled]
+        return torch.cat([embedded.vectors(pooled), *averaged] if pooled else averaged, dim=1)
+
+    def dense_inputs(self, dense: Tensor | None) -> Tensor | None:
+        """The dense inputs `[B, n]`, or None for a model without; refuses another number of them."""
+        given = 0 if dense is None else dense.shape[1]
+        if given != self.inputs.dense:
+            raise BatchError(f"The model takes {self.inputs.dense} dense inputs, the batch has {given}.")
+        return dense if given else None
+
+
+def mean_of(rows: JaggedRows) -> tuple[Tensor, Tensor | None]:
+    """The mean row of each unique sample, `[S, D]`, zeros where there is none; and the inverse."""
+    lengths = rows.lengths
+    sample = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
+    total = rows.values.new_zeros(len(lengths), rows.values.shape[1]).index_add(0, sample, rows.values)
+    return total / lengths.clamp(min=1)[:, None], rows.inverse
+
+
+def expand(rows: Tensor, inverse: Tensor | None) -> Tensor:
+    """From unique samples to all of them."""
+    return rows if inverse is None else rows.index_select(0, inverse)
+
+
+def joined(*parts: Tensor | None) -> Tensor:
+    """The parts there are, side by side."""
+    there = [part for part in parts if part is not None]
+    return there[0] if len(there) == 1 else torch.cat(there, dim=1)
+
+
+def linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
+    """A linear layer with Xavier-normal weights and zero bias."""
+    layer = nn.Linear(inputs, outputs, bias)
+    nn.init.xavier_normal_(layer.weight)
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+def mlp(
+    inputs: int, widths: Sequence[int], outputs: int | None = None, dropout: float = 0.0
+) -> nn.Sequential:
+    """Hidden layers with ReLU (and dropout), then, if `outputs` is given, a linear layer to them."""
+    layers: list[nn.Module] = []
+    for width in widths:
+        layers += [linear(inputs, width), nn.ReLU()]
+        layers += [nn.Dropout(dropout)] if dropout else []
+        inputs = width
+    if outputs is not None:
+        layers.append(linear(inputs, outputs))
+    return nn.Sequential(*layers)

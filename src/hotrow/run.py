@@ -1,0 +1,315 @@
+"""`Run`: everything one training run is, read from a TOML run file and checked before anything starts.
+
+    [data]                          [tables]                    [model]
+    path = "clicks"                 dim = 16                    name = "dlrm"
+    batch_size = 4096
+                                    [tables.item]               [optimizer]
+    [train]                         dim = 32                    name = "adam"
+    epochs = 1                      optimizer.lr = 0.05         lr = 0.001
+
+`[tables]` holds what all tables share and `[tables.NAME]` what one of them has of its own; which tables and
+features there are is the data set's business. A table's section changes only what it says: `optimizer.lr`
+alone keeps the shared optimizer, `optimizer.name` starts a new one. Relative paths are taken from the folder
+of the run file, wherever the command is given.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from hotrow.errors import SettingsError, nearest
+from hotrow.models import Model
+from hotrow.policy import Policy, Sync
+from hotrow.settings import Settings, parse
+from hotrow.store.optimizers import Optimizer, RowWiseAdagrad
+from hotrow.table import Admission, Eviction, Feature, Init, Table, Uniform
+from hotrow.toml import to_toml
+from hotrow.train.dense import DenseAdam, DenseOptimizer
+
+
+class Data(Settings):
+    """What is read, and in which portions."""
+
+    path: Path = Field(description="folder of a prepared data set")
+    batch_size: int = Field(4096, ge=1, description="samples a step")
+    shuffle: bool = Field(True, description="another order of samples in every epoch")
+    seed: int = Field(0, ge=0, description="of the order of samples")
+    train: str = Field("train", description="the split to train on")
+    test: str = Field("test", description="the split to evaluate on; empty for none")
+
+
+class TableSection(Settings):
+    """What a table may set of its own; `without` names what the others share and it has not."""
+
+    dim: int | None = Field(None, ge=1, le=4096)
+    dtype: Literal["float32", "bfloat16"] | None = None
+    optimizer: Optimizer | None = None
+    init: Init | None = None
+    admission: Admission | None = None
+    eviction: Eviction | None = None
+    without: tuple[Literal["admission", "eviction"], ...] = ()
+
+
+class Tables(Settings):
+    """What all tables share, and below each table's name what it has of its own."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, TableSection]
+
+    dim: int = Field(16, ge=1, le=4096)
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    optimizer: Optimizer = RowWiseAdagrad()
+    init: Init = Uniform()
+    admission: Admission | None = None
+    eviction: Eviction | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete_sections(cls, data: Any) -> Any:
+        """Gives a table's `optimizer = {lr = 1}` the shared optimizer's name, and so on."""
+        if not isinstance(data, dict):
+            return data
+        out = dict(data)
+        for name, section in data.items():
+            if name in cls.model_fields:
+                continue
+            if not isinstance(section, (dict, TableSection)):
+                raise _unknown("setting", name, cls.model_fields)
+            if isinstance(section, dict):
+                out[name] = {key: _below(cls._shared(data, key), value) for key, value in section.items()}
+        return out
+
+    @classmethod
+    def _shared(cls, data: Mapping[str, Any], key: str) -> Any:
+        if key in data:
+            return data[key]
+        default = cls.model_fields[key].default if key in cls.model_fields else None
+        return default.model_dump() if isinstance(default, Settings) else default
+
+    def table(self, name: str) -> Table:
+        """The settings of one table: its own section over what all share."""
+        own = (self.__pydantic_extra__ or {}).get(name, TableSection())
+        shared = {key: getattr(self, key) for key in Tables.model_fields if key not in own.without}
+        mine = {key: getattr(own, key) for key in Tables.model_fields if getattr(own, key) is not None}
+        return Table(name=name, **{**shared, **mine})
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The tables that have a section of their own."""
+        return tuple(self.__pydantic_extra__ or {})
+
+
+class FeatureSection(Settings):
+    """What a run may change about a feature of the data set."""
+
+    pooling: Literal["sum", "mean", "sequence"]
+
+
+class EarlyStopping(Settings):
+    """Training stops when `metric` has not become better for `patience` evaluations in a row."""
+
+    metric: Literal["auc", "log_loss", "normalized_entropy", "user_auc"] = "auc"
+    patience: int = Field(3, ge=1, description="evaluations without a better value")
+    min_delta: float = Field(0.0, ge=0, description="what counts as better")
+
+    def better(self, value: float, best: float | None) -> bool:
+        """Whether `value` improves on the best so far."""
+        if best is None:
+            return True
+        gain = value - best if self.metric in ("auc", "user_auc") else best - value
+        return gain > self.min_delta
+
+
+class Train(Settings):
+    """How long, on what, and what happens on the way."""
+
+    epochs: int = Field(1, ge=1, description="times the training split is read")
+    steps: int | None = Field(
+        None, ge=1, description="stop after this many steps, if epochs do not end before"
+    )
+    evaluate_every: int | None = Field(
+        None, ge=1, description="steps; there is always an evaluation at the end"
+    )
+    checkpoint_every: int | None = Field(
+        None, ge=1, description="steps; there is always a checkpoint at the end"
+    )
+    keep: int = Field(
+        2, ge=1, description="checkpoints kept; the best one is kept besides when stopping early"
+    )
+    incremental: int = Field(
+        0, ge=0, description="checkpoints with changed rows only, after each one with all rows"
+    )
+    log_every: int = Field(50, ge=1, description="steps between lines of metrics")
+    early_stopping: EarlyStopping | None = None
+    device: Literal["cpu", "cuda"] = Field("cpu", description="where the dense part runs")
+    threads: int | None = Field(None, ge=1, description="threads on the host; all cores if not given")
+    seed: int = Field(0, ge=0, description="of weights, new rows and dropout")
+
+    @model_validator(mode="after")
+    def _stopping_needs_evaluations(self) -> Train:
+        if self.early_stopping is not None and self.evaluate_every is None:
+            raise ValueError("early_stopping needs evaluate_every")
+        return self
+
+
+class Output(Settings):
+    """Where the run writes."""
+
+    folder: Path = Field(description="run folder: settings, metrics, TensorBoard events, checkpoints")
+    tensorboard: bool = Field(
+        True, description="also write TensorBoard events, where tensorboard is installed"
+    )
+
+
+class Run(Settings):
+    """One training run."""
+
+    data: Data
+    tables: Tables = Tables()
+    features: dict[str, FeatureSection] = Field(default_factory=dict)
+    model: Model
+    optimizer: DenseOptimizer = DenseAdam()
+    policy: Policy = Sync()
+    train: Train = Train()
+    output: Output
+
+    @model_validator(mode="after")
+    def _evaluations_need_a_split(self) -> Run:
+        if self.train.evaluate_every is not None and not self.data.test:
+            raise PydanticCustomError(
+                "sentence", "train.evaluate_every: there is no split to evaluate on; set data.test."
+            )
+        return self
+
+    @field_validator("policy", mode="before")
+    @classmethod
+    def _known_policy(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("name", "sync") != "sync":
+            raise _unknown("policy", str(value["name"]), ["sync"])
+        return value
+
+    def tables_of(self, names: Iterable[str]) -> list[Table]:
+        """The tables called `names`, with their settings; refuses a section for a table that is not there.
+
+        A model with a wide part (deepfm, wide_deep) gets rows of one value more, its linear weight.
+        """
+        known = list(dict.fromkeys(names))
+        for name in self.tables.named:
+            if name not in known:
+                raise SettingsError(
+                    f'tables.{name}: the data set has no table "{name}".{nearest(name, known)}'
+                )
+        extra = 1 if self.model.wide else 0
+        tables = [self.tables.table(name) for name in known]
+        return [t.model_copy(update={"dim": t.dim + extra}) for t in tables]
+
+    def features_of(self, features: Sequence[Feature]) -> list[Feature]:
+        """The data set's features with what this run changes about them."""
+        known = [f.name for f in features]
+        for name in self.features:
+            if name not in known:
+                raise SettingsError(
+                    f'features.{name}: the data set has no feature "{name}".{nearest(name, known)}'
+                )
+        changes = {name: section.model_dump() for name, section in self.features.items()}
+        return [f.model_copy(update=changes.get(f.name, {})) for f in features]
+
+    def to_toml(self) -> str:
+        """These settings, defaults and all, as a run file that can be run again."""
+        return to_toml(self.model_dump(mode="json", exclude_none=True))
+
+
+def _unknown(what: str, name: str, known: Iterable[str]) -> PydanticCustomError:
+    said = {"what": what, "name": name, "hint": nearest(name, known)}
+    return PydanticCustomError("sentence", 'there is no {what} "{name}".{hint}', said)
+
+
+def load_run(path: Path | str, overrides: Sequence[str] = ()) -> Run:
+    """Reads and checks a run file; `overrides` are "key=value" with a TOML value, as in `train.epochs=2`."""
+    path = Path(path)
+    data = _read(path)
+    for override in overrides:
+        _set(data, override)
+    data.setdefault("output", {})
+    if isinstance(data["output"], dict):
+        data["output"].setdefault("folder", str(Path("runs") / path.stem))
+    try:
+        run = parse(Run, data)
+    except SettingsError as error:
+        raise SettingsError("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from None
+    here = path.resolve().parent
+    return run.model_copy(
+        update={
+            "data": run.data.model_copy(update={"path": (here / run.data.path).resolve()}),
+            "output": run.output.model_copy(update={"folder": (here / run.output.folder).resolve()}),
+        }
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_bytes().decode()
+    except FileNotFoundError:
+        raise SettingsError(f"There is no run file {path}.") from None
+    except IsADirectoryError:
+        raise SettingsError(f"{path} is a folder; a run is described by a TOML file.") from None
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path} is not a TOML file: byte {error.start} is not UTF-8.") from None
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path} is not valid TOML: {str(error)[:1].lower()}{str(error)[1:]}.") from None
+
+
+def _set(data: dict[str, Any], override: str) -> None:
+    """Puts one "key=value" into `data`; what stood at that key is replaced."""
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise SettingsError(f'--set {override}: write it as key=value, as in "train.epochs=2".')
+    *sections, last = _key_path(key.strip(), override)
+    at = data
+    for name in sections:
+        at = at.setdefault(name, {})
+        if not isinstance(at, dict):
+            raise SettingsError(f'--set {override}: "{name}" is a value, it has no settings below it.')
+    at[last] = _value(text.strip(), override)
+
+
+def _key_path(key: str, override: str) -> list[str]:
+    try:
+        below: Any = tomllib.loads(f"{key} = 0")
+    except tomllib.TOMLDecodeError:
+        raise SettingsError(f'--set {override}: "{key}" is not the name of a setting.') from None
+    path = []
+    while isinstance(below, dict):
+        (name, below), *_ = below.items()
+        path.append(name)
+    return path
+
+
+def _value(text: str, override: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        if not text or text[0] in "[{\"'":
+            raise SettingsError(f"--set {override}: {text or 'nothing'} is not a TOML value.") from None
+        return text  # a bare word, as a shell leaves it of model.name="din"
+
+
+def _below(shared: Any, own: Any) -> Any:
+    """`own` over `shared` where both are sections and `own` does not name another thing."""
+    if isinstance(shared, Settings):
+        shared = shared.model_dump()
+    if not (isinstance(shared, dict) and isinstance(own, dict)):
+        return own
+    if "name" in own and own["name"] != shared.get("name"):
+        return own
+    return {**shared, **{key: _below(shared.get(key), value) for key, value in own.items()}}

@@ -1,0 +1,326 @@
+"""Snapshots: every row of every table at one moment, in Arrow files other tools can read.
+
+    rows/
+      000-item.arrow       key, values[dim], state[n], clock, uses, last_used: one row each
+      000-item.erased.arrow   keys erased since the base (incremental snapshots only)
+      000-item.sketch.arrow   the counters of admission by count
+      manifest.json        written last: tables, counts, sizes and sha256 of the files, the base if there is one
+
+bfloat16 values are stored as their bits (uint16). Taking one costs a moment: `Snapshot` marks the cut, and from
+then on a row that changes before it has been written is copied aside first, so memory grows by the rows changed
+while `write` runs. An incremental snapshot holds the rows changed and the keys erased since its base; `restore`
+follows the chain. It does not matter which tiers or shards the rows came from or go to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+
+from hotrow.errors import CheckpointError
+from hotrow.store.store import Columns, RowStore
+from hotrow.table import Table
+from hotrow.tiers.router import Router
+
+FORMAT = "hotrow-rows"
+VERSION = 1
+_CHUNK = 1 << 16
+
+
+class Snapshot:
+    """One moment of some stores. Call `write` once, in any thread, or `abort`."""
+
+    def __init__(
+        self, folder: Path, stores: Sequence[tuple[str, RowStore]], steps: int, seed: int, base: Path | None = None
+    ) -> None:
+        self.folder, self._stores, self._base = folder, list(stores), base
+        self._manifest: dict[str, Any] = {
+            "format": FORMAT,
+            "version": VERSION,
+            "id": uuid.uuid4().hex,
+            "steps": steps,
+            "seed": seed,
+        }
+        if base is not None:
+            self._manifest["base"] = {"path": os.path.relpath(base, folder), "id": read_manifest(base)["id"]}
+        for _, store in self._stores:
+            store.native.begin_snapshot(base is None)
+
+    def write(self) -> None:
+        """Writes the folder, beside its place first; on an error nothing of it is left."""
+        beside = self.folder.with_name(f".{self.folder.name}.{self._manifest['id']}")
+        kept = False
+        try:
+            beside.mkdir(parents=True)
+            self._manifest["tables"] = [
+                self._write_store(beside, f"{i:03d}-{quote(name, safe='')}", store)
+                for i, (name, store) in enumerate(self._stores)
+            ]
+            _write_synced(beside / "manifest.json", json.dumps(self._manifest, indent=1).encode())
+            beside.rename(self.folder)
+            _sync_folder(self.folder.parent)
+            kept = True
+        except OSError as error:
+            raise CheckpointError(
+                f"The snapshot {self.folder} could not be written: {error.strerror or error}. Nothing of it is left."
+            ) from error
+        finally:
+            self._end(kept)
+            if not kept:
+                shutil.rmtree(beside, ignore_errors=True)
+
+    def abort(self) -> None:
+        """Gives the snapshot up; what it would have held counts as changed for the next one."""
+        self._end(kept=False)
+
+    def _end(self, kept: bool) -> None:
+        for _, store in self._stores:
+            store.native.end_snapshot(kept)
+        self._stores = []
+
+    def _write_store(self, folder: Path, name: str, store: RowStore) -> dict[str, Any]:
+        native, table = store.native, store.table
+        said: dict[str, Any] = {
+            "name": table.name,
+            "dim": table.dim,
+            "dtype": table.dtype,
+            "optimizer": table.optimizer.name,
+            "steps": int(native.cut_steps),
+        }
+        schema = _schema(table)
+        rows = 0
+        with _HashedFile(folder / f"{name}.arrow") as file:
+            with pa.ipc.new_file(file, schema) as writer:
+                while len((columns := native.read_snapshot(_CHUNK))["keys"]):
+                    writer.write_batch(_to_arrow(columns, table, schema))
+                    rows += len(columns["keys"])
+            said["rows"] = {"count": rows, **file.said()}
+        for what, array in (("erased", native.cut_erased()), ("sketch", native.cut_sketch())):
+            if len(array) == 0:
+                continue
+            with _HashedFile(folder / f"{name}.{what}.arrow") as file:
+                batch = pa.record_batch([pa.array(array)], names=[what])
+                with pa.ipc.new_file(file, batch.schema) as writer:
+                    writer.write_batch(batch)
+                said[what] = {"count": len(array), **file.said()}
+        return said
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a snapshot; refuses what is none or is of another version."""
+    path = folder / "manifest.json"
+    try:
+        manifest = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder} holds no snapshot: there is no manifest.json in it.") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}.") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise CheckpointError(f"{path} is not the manifest of a snapshot.")
+    if manifest.get("version") != VERSION:
+        raise CheckpointError(
+            f"{path} is of version {manifest.get('version')}; this release reads version {VERSION}."
+        )
+    return manifest
+
+
+def chain(folder: Path) -> list[Path]:
+    """The snapshot and those it builds on, the full one first."""
+    folders, manifest = [folder], read_manifest(folder)
+    while "base" in manifest:
+        below = Path(os.path.normpath(folders[-1] / manifest["base"]["path"]))
+        wanted = manifest["base"]["id"]
+        manifest = read_manifest(below)
+        if manifest["id"] != wanted:
+            raise CheckpointError(f"{folders[-1]} builds on a snapshot that is no longer at {below}.")
+        folders.append(below)
+    return folders[::-1]
+
+
+def verify(folder: Path) -> dict[str, Any]:
+    """The manifest, after every file it names was found whole."""
+    manifest = read_manifest(folder)
+    for table in manifest["tables"]:
+        for what in ("rows", "erased", "sketch"):
+            if what in table:
+                _verify_file(folder, table[what])
+    return manifest
+
+
+def restore(folder: Path, router: Router, tables: Sequence[Table], seed: int) -> int:
+    """Empties the router's stores and fills them from a snapshot; the number of steps it was taken at.
+
+    Everything is checked before anything changes.
+    """
+    folders = chain(folder)
+    manifests = [verify(f) for f in folders]
+    _check_tables(folder, manifests[-1], tables, seed)
+    for tier in router.tiers.values():
+        for store in tier.stores().values():
+            store.native = RowStore(store.table, seed).native
+    for f, manifest in zip(folders, manifests, strict=True):
+        for said in manifest["tables"]:
+            _restore_table(f, said, router)
+    last = {said["name"]: said for said in manifests[-1]["tables"]}
+    for tier in router.tiers.values():
+        for name, store in tier.stores().items():
+            store.steps = last[name]["steps"]
+            store.native.settle()
+            if "sketch" in last[name]:
+                store.native.set_sketch(_read(folders[-1], last[name]["sketch"], "sketch"))
+    return int(manifests[-1]["steps"])
+
+
+def _restore_table(folder: Path, said: dict[str, Any], router: Router) -> None:
+    name = said["name"]
+    if "erased" in said:
+        keys = _read(folder, said["erased"], "erased")
+        for tier, parts in router.route([name], [keys], [0]):
+            tier.stores()[name].erase(parts[0].keys)
+    with pa.memory_map(str(folder / said["rows"]["file"])) as file, pa.ipc.open_file(file) as reader:
+        for i in range(reader.num_record_batches):
+            columns = _from_arrow(reader.get_batch(i))
+            for tier, parts in router.route([name], [columns["keys"]], [0]):
+                at = parts[0].positions
+                n = len(columns["keys"])
+                mine = columns if at is None else {c: a.reshape(n, -1)[at] for c, a in columns.items()}
+                tier.stores()[name].import_(mine)
+
+
+def _check_tables(folder: Path, manifest: dict[str, Any], tables: Sequence[Table], seed: int) -> None:
+    stored = {said["name"]: said for said in manifest["tables"]}
+    if manifest["seed"] != seed:
+        raise CheckpointError(
+            f"{folder} was made with seed {manifest['seed']}, this run has seed {seed}: rows not in it would start "
+            f"differently. Set the seed to {manifest['seed']}."
+        )
+    for table in tables:
+        if table.name not in stored:
+            raise CheckpointError(f"{folder} has no table {table.name}; it has {', '.join(stored)}.")
+        said = stored[table.name]
+        for what, here in (("dim", table.dim), ("dtype", table.dtype), ("optimizer", table.optimizer.name)):
+            if said[what] != here:
+                raise CheckpointError(
+                    f"Table {table.name} has {what} {said[what]} in {folder}, but {here} in this run's settings."
+                )
+    for name in stored:
+        if name not in {table.name for table in tables}:
+            raise CheckpointError(f"{folder} has a table {name} that this run's settings do not have.")
+
+
+def _schema(table: Table) -> pa.Schema:
+    value = pa.uint16() if table.dtype == "bfloat16" else pa.float32()
+    state_dim = table.optimizer.state_dim(table.dim)
+    return pa.schema(
+        [
+            ("key", pa.int64()),
+            ("values", pa.list_(value, table.dim)),
+            ("state", pa.list_(pa.float32(), state_dim)),
+            ("clock", pa.uint32()),
+            ("uses", pa.uint32()),
+            ("last_used", pa.uint32()),
+        ],
+        metadata={"table": table.name, "dtype": table.dtype, "optimizer": table.optimizer.name},
+    )
+
+
+def _to_arrow(columns: Columns, table: Table, schema: pa.Schema) -> pa.RecordBatch:
+    n, state_dim = len(columns["keys"]), table.optimizer.state_dim(table.dim)
+    state = (
+        pa.FixedSizeListArray.from_arrays(pa.array(columns["state"]), state_dim)
+        if state_dim
+        else pa.array([[]] * n, schema.field("state").type)
+    )
+    values = pa.FixedSizeListArray.from_arrays(pa.array(columns["values"]), table.dim)
+    meta = [pa.array(columns[c]) for c in ("clocks", "uses", "last")]
+    return pa.record_batch([pa.array(columns["keys"]), values, state, *meta], schema=schema)
+
+
+def _from_arrow(batch: pa.RecordBatch) -> Columns:
+    def flat(name: str) -> np.ndarray[Any, Any]:
+        return batch.column(name).flatten().to_numpy(zero_copy_only=False)
+
+    meta = {c: batch.column(n).to_numpy() for c, n in (("clocks", "clock"), ("uses", "uses"), ("last", "last_used"))}
+    state = flat("state").astype(np.float32, copy=False)
+    return {"keys": batch.column("key").to_numpy(), "values": flat("values"), "state": state, **meta}
+
+
+def _read(folder: Path, said: dict[str, Any], column: str) -> np.ndarray[Any, Any]:
+    with pa.memory_map(str(folder / said["file"])) as file, pa.ipc.open_file(file) as reader:
+        array: np.ndarray[Any, Any] = reader.read_all().column(column).to_numpy()
+    return array
+
+
+def _verify_file(folder: Path, said: dict[str, Any]) -> None:
+    path = folder / said["file"]
+    try:
+        size = path.stat().st_size
+        if size != said["bytes"]:
+            raise CheckpointError(f"{path} has {size} bytes instead of {said['bytes']}: it is truncated or altered.")
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from None
+    if digest != said["sha256"]:
+        raise CheckpointError(f"{path} was altered: its sha256 is not the one in the manifest.")
+
+
+class _HashedFile:
+    """A file to write that hashes what goes through it and is on disk when it is closed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._file, self._hash = path, path.open("wb"), hashlib.sha256()
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        self._hash.update(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Arrow closes what it wrote to; the file itself stays open until the block ends."""
+
+    def said(self) -> dict[str, Any]:
+        """What the manifest says of the file."""
+        return {"file": self._path.name, "bytes": self._file.tell(), "sha256": self._hash.hexdigest()}
+
+    def __enter__(self) -> _HashedFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        finally:
+            self._file.close()
+            self.closed = True
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,188 @@
+"""`RowStore`: the rows of one table in this process's memory, native and multi-threaded.
+
+Keys are any int64. A row is one record of key, clock, last use, use count, optimizer state and values, found
+through an index of cache-line buckets: 26 to 30 bytes a row beyond values and state. All calls take whole
+batches, use every core and release the GIL; several Python threads may call at once. The batch functions
+take several tables in one call, so that 26 small tables cost one call and not 26.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hotrow import _native
+from hotrow.errors import StoreError
+from hotrow.store.optimizers import Adagrad, Adam, Momentum, RowWiseAdagrad
+from hotrow.table import ByCount, ByProbability, Fill, Normal, Table, Uniform
+
+Keys = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+Columns = dict[str, npt.NDArray[Any]]
+Slots = Any  # a native object: where a fetch found its rows
+
+_OPTIMIZERS = ("sgd", "momentum", "adagrad", "rowwise_adagrad", "adam")
+_INITS = ("uniform", "normal", "fill")
+
+
+class RowStore:
+    """One table's rows. `seed` and the table's name decide what new rows start from."""
+
+    def __init__(self, table: Table, seed: int = 0) -> None:
+        self.table, self.seed = table, seed
+        self.native = _native.Store(**_native_settings(table, seed))
+
+    def __len__(self) -> int:
+        return int(self.native.rows())
+
+    @property
+    def bytes(self) -> int:
+        """Memory of rows, state and index."""
+        return int(self.native.bytes())
+
+    @property
+    def steps(self) -> int:
+        """Updates applied so far: what Adam corrects its bias by."""
+        return int(self.native.steps)
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self.native.steps = steps
+
+    def fetch(self, keys: Keys, step: int) -> Floats:
+        """The rows of `keys` for training at `step`: counts their use and makes new ones, as admission has it."""
+        rows = np.empty((len(keys), self.table.dim), np.float32)
+        fetch([self], [keys], [None], rows.reshape(-1), [0], step)
+        return rows
+
+    def read(self, keys: Keys, step: int = 0) -> Floats:
+        """The rows of `keys` as they are; changes nothing. A key without a row reads as it would start."""
+        rows = np.empty((len(keys), self.table.dim), np.float32)
+        read([self], [keys], [None], rows.reshape(-1), [0], step)
+        return rows
+
+    def update(self, keys: Keys, grads: Floats, lr: float) -> None:
+        """Applies the table's optimizer once, with one gradient for each key. A key without a row loses its own."""
+        if grads.shape != (len(keys), self.table.dim):
+            raise StoreError(
+                f"Table {self.table.name}: gradients are {list(grads.shape)}, "
+                f"but {len(keys)} keys of dim {self.table.dim} were given."
+            )
+        update([self], [keys], [None], np.ascontiguousarray(grads).reshape(-1), [0], [lr], None)
+
+    def erase(self, keys: Keys) -> int:
+        """Removes the rows of `keys`; says how many there were."""
+        return int(self.native.erase(np.ascontiguousarray(keys)))
+
+    def initial(self, keys: Keys) -> Floats:
+        """What the rows of `keys` start from."""
+        rows = np.empty((len(keys), self.table.dim), np.float32)
+        self.native.initial(np.ascontiguousarray(keys), rows)
+        return rows
+
+    def export(self, full: bool = True, chunk: int = 1 << 17) -> Iterator[Columns]:
+        """All rows as columns, chunk by chunk: one moment's rows, whatever happens meanwhile.
+
+        Columns are keys, values, state (flat), clocks, uses and last; bfloat16 values come as their bits. With
+        `full` False only rows changed since the last export. Stopping half-way gives the export up.
+        """
+        self.native.begin_snapshot(full)
+        finished = False
+        try:
+            while len((columns := self.native.read_snapshot(chunk))["keys"]):
+                yield columns
+            finished = True
+        finally:
+            self.native.end_snapshot(finished)
+
+    def import_(self, columns: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Writes rows as `export` gave them, over those that are there."""
+        flat = {name: np.ascontiguousarray(column).reshape(-1) for name, column in columns.items()}
+        try:
+            self.native.import_columns(
+                flat["keys"], flat["values"].view(np.uint8), flat["state"], flat["clocks"], flat["uses"], flat["last"]
+            )
+        except ValueError as error:
+            raise StoreError(f"Table {self.table.name}: {error}.") from None
+
+
+def fetch(
+    stores: Sequence[RowStore],
+    keys: Sequence[Keys],
+    positions: Sequence[Keys | None],
+    rows: Floats,
+    starts: Sequence[int],
+    step: int,
+) -> Slots:
+    """Rows of several tables at once, into one flat array.
+
+    The row of `keys[t][i]` goes to `rows[starts[t] + p * dim:]`, p being `positions[t][i]`, or i where there are
+    no positions. What is returned makes the update of the same keys faster.
+    """
+    return _native.fetch([s.native for s in stores], keys, positions, rows, starts, step)
+
+
+def read(
+    stores: Sequence[RowStore],
+    keys: Sequence[Keys],
+    positions: Sequence[Keys | None],
+    rows: Floats,
+    starts: Sequence[int],
+    step: int,
+) -> None:
+    """As `fetch`, but nothing changes."""
+    _native.read([s.native for s in stores], keys, positions, rows, starts, step)
+
+
+def update(
+    stores: Sequence[RowStore],
+    keys: Sequence[Keys],
+    positions: Sequence[Keys | None],
+    grads: Floats,
+    starts: Sequence[int],
+    rates: Sequence[float],
+    slots: Slots | None,
+) -> None:
+    """One optimizer step of several tables at once; gradients lie as rows do in `fetch`."""
+    _native.update([s.native for s in stores], keys, positions, grads, starts, rates, slots)
+
+
+def salt(seed: int, table: str) -> int:
+    """64 bits from seed and table name (FNV-1a over the name's bytes and the seed's)."""
+    state = 0xCBF29CE484222325
+    for byte in table.encode() + b"\0" + (seed % 2**64).to_bytes(8, "little"):
+        state = ((state ^ byte) * 0x100000001B3) % 2**64
+    return state
+
+
+def _native_settings(table: Table, seed: int) -> dict[str, Any]:
+    o, init, admission, eviction = table.optimizer, table.init, table.admission, table.eviction
+    scale = init.scale if isinstance(init, Uniform) else init.std if isinstance(init, Normal) else 0.0
+    return {
+        "dim": table.dim,
+        "bf16": table.dtype == "bfloat16",
+        "optimizer": _OPTIMIZERS.index(o.name),
+        "weight_decay": o.weight_decay,
+        "clip_value": o.clip_value or 0.0,
+        "clip_norm": o.clip_norm or 0.0,
+        "bound": o.bound or 0.0,
+        "momentum": o.momentum if isinstance(o, Momentum) else 0.0,
+        "dampening": o.dampening if isinstance(o, Momentum) else 0.0,
+        "nesterov": isinstance(o, Momentum) and o.nesterov,
+        "beta1": o.beta1 if isinstance(o, Adam) else 0.0,
+        "beta2": o.beta2 if isinstance(o, Adam) else 0.0,
+        "eps": o.eps if isinstance(o, (Adagrad, RowWiseAdagrad, Adam)) else 0.0,
+        "initial": o.initial if isinstance(o, (Adagrad, RowWiseAdagrad)) else 0.0,
+        "init": _INITS.index(init.name),
+        "init_scale": init.value if isinstance(init, Fill) else scale,
+        "salt": salt(seed, table.name),
+        "admit_count": admission.count if isinstance(admission, ByCount) else 0,
+        "admit_probability": admission.probability if isinstance(admission, ByProbability) else 0.0,
+        "sketch_bytes": admission.bytes if isinstance(admission, ByCount) else 0,
+        "capacity": (eviction.capacity or 0) if eviction else 0,
+        "lfu": eviction is not None and eviction.policy == "lfu",
+        "ttl": (eviction.ttl or 0) if eviction else 0,
+    }

@@ -1,0 +1,76 @@
+"""The router: splits a batch's unique keys over the tiers of the plan, and asks each tier for its part.
+
+A table that is wholly on one tier costs nothing to route. A split one costs a binary search of each unique key in
+the sorted keys of every share but the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hotrow.errors import SettingsError, nearest
+from hotrow.plan import Plan
+from hotrow.tiers.tier import Part, Tier
+
+Keys = npt.NDArray[np.int64]
+Routed = list[tuple[Tier, list[Part]]]
+
+
+class Router:
+    """The tiers there are, by name, and the plan that says who holds what."""
+
+    def __init__(self, tiers: Mapping[str, Tier], plan: Plan) -> None:
+        self.tiers = dict(tiers)
+        for table, shares in plan.shares.items():
+            for share in shares:
+                if share.tier not in self.tiers:
+                    raise SettingsError(
+                        f'The plan puts table {table} on tier "{share.tier}", which there is not.'
+                        f"{nearest(share.tier, self.tiers)}"
+                    )
+        self._shares = {
+            table: [(s.tier, None if s.keys is None else np.unique(s.keys)) for s in shares]
+            for table, shares in plan.shares.items()
+        }
+
+    def route(self, tables: Sequence[str], keys: Sequence[Keys], starts: Sequence[int]) -> Routed:
+        """The parts each tier answers; every tier with a table in the batch gets one for it, maybe an empty one."""
+        parts: dict[str, list[Part]] = {name: [] for name in self.tiers}
+        for table, unique, start in zip(tables, keys, starts, strict=False):
+            shares = self._shares[table]
+            if len(shares) == 1:
+                parts[shares[0][0]].append(Part(table, unique, None, start))
+                continue
+            left = np.arange(len(unique))
+            for tier, held in shares:
+                mine = left if held is None else left[_is_in(unique[left], held)]
+                left = left if held is None else left[~_is_in(unique[left], held)]
+                parts[tier].append(Part(table, unique[mine], mine, start))
+        return [(self.tiers[name], p) for name, p in parts.items() if p]
+
+    def fetch(self, routed: Routed, rows: npt.NDArray[np.float32], step: int) -> list[Any]:
+        """Rows to train on, from every tier; a ticket from each for the update."""
+        return [tier.fetch(parts, rows, step) for tier, parts in routed]
+
+    def read(self, routed: Routed, rows: npt.NDArray[np.float32], step: int) -> None:
+        """Rows as they are, from every tier."""
+        for tier, parts in routed:
+            tier.read(parts, rows, step)
+
+    def update(
+        self, routed: Routed, grads: npt.NDArray[np.float32], step: int, tickets: Sequence[Any] | None = None
+    ) -> None:
+        """Hands each tier the gradients of its part."""
+        for i, (tier, parts) in enumerate(routed):
+            tier.update(parts, grads, step, None if tickets is None else tickets[i])
+
+
+def _is_in(keys: Keys, held: Keys) -> npt.NDArray[np.bool_]:
+    if len(held) == 0:
+        return np.zeros(len(keys), np.bool_)
+    at = np.searchsorted(held, keys)
+    return held[np.minimum(at, len(held) - 1)] == keys

@@ -1,0 +1,165 @@
+"""The dense part's optimizer: settings, and a PyTorch optimizer whose state is plain named arrays.
+
+The learning rate is set from the schedule before every step, so it depends on the step count alone and a
+resumed run needs no scheduler state. State is kept under parameter names, not positions: a checkpoint can be
+read without the program that wrote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from hotrow.errors import CheckpointError
+from hotrow.schedule import Constant, Schedule
+from hotrow.settings import Settings
+
+
+class _Dense(Settings):
+    lr: float = Field(0.001, gt=0, description="learning rate")
+    schedule: Schedule = Field(Constant(), description="how the learning rate changes over the steps")
+    weight_decay: float = Field(0.0, ge=0, description="added to the gradient times the weight")
+    clip_norm: float | None = Field(
+        None, gt=0, description="the norm of all gradients together is held to this"
+    )
+
+    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        raise NotImplementedError
+
+
+class DenseSGD(_Dense):
+    """`torch.optim.SGD`."""
+
+    name: Literal["sgd"] = "sgd"
+
+    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=self.lr, weight_decay=self.weight_decay)
+
+
+class DenseMomentum(_Dense):
+    """`torch.optim.SGD` with momentum."""
+
+    name: Literal["momentum"] = "momentum"
+    momentum: float = Field(0.9, gt=0, lt=1)
+    nesterov: bool = False
+
+    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(
+            parameters,
+            lr=self.lr,
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+        )
+
+
+class DenseAdagrad(_Dense):
+    """`torch.optim.Adagrad`."""
+
+    name: Literal["adagrad"] = "adagrad"
+    eps: float = Field(1e-10, ge=0)
+    initial: float = Field(0.0, ge=0, description="what the accumulators start from")
+
+    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.Adagrad(
+            parameters,
+            lr=self.lr,
+            weight_decay=self.weight_decay,
+            eps=self.eps,
+            initial_accumulator_value=self.initial,
+        )
+
+
+class DenseAdam(_Dense):
+    """`torch.optim.Adam`."""
+
+    name: Literal["adam"] = "adam"
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.999, ge=0, lt=1)
+    eps: float = Field(1e-8, ge=0)
+
+    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        betas = (self.beta1, self.beta2)
+        return torch.optim.Adam(
+            parameters, lr=self.lr, betas=betas, eps=self.eps, weight_decay=self.weight_decay
+        )
+
+
+class DenseAdamW(_Dense):
+    """`torch.optim.AdamW`: its weight decay shrinks the weight instead of joining the gradient."""
+
+    name: Literal["adamw"] = "adamw"
+    weight_decay: float = Field(
+        0.01, ge=0, description="share of the weight taken off, times the learning rate"
+    )
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.999, ge=0, lt=1)
+    eps: float = Field(1e-8, ge=0)
+
+    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        betas = (self.beta1, self.beta2)
+        return torch.optim.AdamW(
+            parameters, lr=self.lr, betas=betas, eps=self.eps, weight_decay=self.weight_decay
+        )
+
+
+DenseOptimizer = Annotated[
+    DenseSGD | DenseMomentum | DenseAdagrad | DenseAdam | DenseAdamW, Field(discriminator="name")
+]
+
+
+class DenseStep:
+    """One optimizer over a model's dense parameters: clip, set the learning rate, step, forget gradients."""
+
+    def __init__(self, model: nn.Module, settings: DenseOptimizer) -> None:
+        self.settings = settings
+        self.steps = 0
+        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._optimizer = settings.build(list(self._parameters.values()))
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step."""
+        return self.settings.lr * self.settings.schedule.factor(self.steps)
+
+    def step(self) -> None:
+        """Makes one step with the gradients there are."""
+        if self.settings.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self._parameters.values(), self.settings.clip_norm)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.lr
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self.steps += 1
+
+    def state(self) -> dict[str, Tensor]:
+        """A copy of the optimizer's state as `parameter/what` -> tensor, and the step count."""
+        out = {"steps": torch.tensor(self.steps)}
+        for name, parameter in self._parameters.items():
+            for key, value in self._optimizer.state[parameter].items():
+                if value is not None:
+                    out[f"{name}/{key}"] = torch.as_tensor(value).detach().cpu().clone()
+        return out
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Takes over what `state()` gave; `CheckpointError` for a parameter this model does not have."""
+        per_parameter: dict[str, dict[str, Any]] = {}
+        for path, value in state.items():
+            name, _, key = path.rpartition("/")
+            if name:
+                per_parameter.setdefault(name, {})[key] = value
+        for name, values in per_parameter.items():
+            if name not in self._parameters:
+                raise CheckpointError(
+                    f'The checkpoint has optimizer state for "{name}", which this model lacks.'
+                )
+            parameter = self._parameters[name]
+            self._optimizer.state[parameter] = {
+                key: value.clone() if key == "step" else value.to(parameter.device).clone()
+                for key, value in values.items()
+            }
+        self.steps = int(state["steps"])

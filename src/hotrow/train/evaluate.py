@@ -1,0 +1,158 @@
+"""`Ranker`: the tables and the model of a run as one thing that scores batches, for training and evaluation.
+
+`evaluate` reads a split in order, once, without gradients: no row is made, none counts as used, and no random
+number is drawn, so a run that is evaluated on the way computes what it would have computed anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hotrow import _native
+from hotrow.data import DataSet, Reader
+from hotrow.data.batch import Batch
+from hotrow.embeddings import Embeddings
+from hotrow.errors import CheckpointError, DataError, SettingsError
+from hotrow.models import ModelInputs, build
+from hotrow.run import Run
+from hotrow.train.checkpoint import Checkpoint, Checkpoints
+from hotrow.train.logs import RunFolder
+from hotrow.train.metrics import Metrics
+from hotrow.train.pipeline import Fetched, Pipeline
+from hotrow.train.progress import Progress
+
+
+class Ranker:
+    """Data set, tables and model of a run, freshly made from its seed."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.device = _device(run)
+        self.data = DataSet.open(run.data.path)
+        schema = self.data.schema
+        features = run.features_of(schema.feature_settings())
+        tables = run.tables_of(feature.table for feature in features)
+        dims = {table.name: table.dim for table in tables}
+        self.embeddings = Embeddings(tables, features, seed=run.train.seed)
+        torch.manual_seed(run.train.seed)
+        inputs = ModelInputs(features, {f.name: dims[f.table] for f in features}, len(schema.dense))
+        self.model = build(run.model, inputs).to(self.device)
+
+    def reader(self, split: str, *, shuffle: bool) -> Reader:
+        """Batches of a split."""
+        data = self.run.data
+        return Reader(self.data, split, data.batch_size, shuffle=shuffle, seed=data.seed)
+
+    def train(self, on: bool = True) -> None:
+        """Switches dropout, batch statistics and the making of rows on or off."""
+        self.model.train(on)
+        self.embeddings.train(on)
+
+    def score(self, fetched: Fetched) -> tuple[Tensor, Batch]:
+        """Logits `[B]`, and the batch, both on the device of the dense part."""
+        batch, embedded = fetched.batch, self.embeddings.embed(fetched.lookup)
+        if self.device.type != "cpu":
+            batch, embedded = batch.to(self.device), embedded.to(self.device)
+        logits: Tensor = self.model(embedded, batch.dense)
+        return logits, batch
+
+    def arrays(self) -> dict[str, Tensor]:
+        """A copy of the dense weights, as a checkpoint keeps them."""
+        return {f"model/{name}": t.detach().cpu().clone() for name, t in self.model.state_dict().items()}
+
+    def restore(self, checkpoint: Checkpoint, arrays: Mapping[str, Tensor]) -> None:
+        """Takes over the weights and rows of a checkpoint."""
+        weights = {n.removeprefix("model/"): a for n, a in arrays.items() if n.startswith("model/")}
+        try:
+            self.model.load_state_dict(weights)
+        except RuntimeError as error:
+            raise CheckpointError(f"{checkpoint.folder} does not fit the model: {error}") from None
+        self.embeddings.restore(checkpoint.rows)
+
+
+def evaluate(ranker: Ranker, split: str, progress: Progress | None = None) -> dict[str, float]:
+    """The metrics of a split. The ranker is in training mode again afterwards if it was before."""
+    progress = progress or Progress()
+    metrics = Metrics()
+    reader = ranker.reader(split, shuffle=False)
+    training = ranker.model.training
+    ranker.train(False)
+    progress.start(len(reader), 0, "Evaluating batch")
+    try:
+        with torch.no_grad(), Pipeline(reader, ranker.embeddings, ahead=ranker.run.policy.ahead) as pipeline:
+            for done, fetched in enumerate(pipeline, start=1):
+                logits, batch = ranker.score(fetched)
+                if batch.labels is None:
+                    raise DataError(f'The split "{split}" has no labels to evaluate against.')
+                metrics.update(logits, batch.labels, batch.weights, batch.users)
+                progress.step(done, len(batch), None)
+    finally:
+        progress.stop()
+        ranker.train(training)
+    return metrics.compute()
+
+
+def evaluate_path(
+    path: Path, split: str | None = None, data: Path | None = None, progress: Progress | None = None
+) -> tuple[Path, str, dict[str, float]]:
+    """Evaluates a checkpoint, or a run folder's newest: the checkpoint, the split and its metrics."""
+    folder, checkpoint = _find(path)
+    run = folder.run()
+    if data is not None:
+        run = run.model_copy(update={"data": run.data.model_copy(update={"path": data.resolve()})})
+    split = split or run.data.test or run.data.train
+    with host(run):
+        ranker = Ranker(run)
+        ranker.restore(checkpoint, checkpoint.arrays())
+        return checkpoint.folder, split, evaluate(ranker, split, progress)
+
+
+def _find(path: Path) -> tuple[RunFolder, Checkpoint]:
+    folder = RunFolder(path)
+    if folder.exists:
+        latest = Checkpoints(folder.checkpoints).latest()
+        if latest is None:
+            raise CheckpointError(f"{path} has no complete checkpoint yet.")
+        return folder, Checkpoint(latest)
+    if not path.is_dir():
+        raise CheckpointError(f"There is no run folder or checkpoint {path}.")
+    checkpoint = Checkpoint(path)
+    folder = RunFolder(path.resolve().parent.parent)
+    if not folder.exists:
+        raise CheckpointError(
+            f"{path} is not in a run folder: {folder.settings} is needed to know the model and the tables."
+        )
+    return folder, checkpoint
+
+
+@contextlib.contextmanager
+def host(run: Run) -> Iterator[None]:
+    """The process as the run wants it: so many threads, and on CPU only algorithms that repeat exactly."""
+    threads = torch.get_num_threads()
+    exact = torch.are_deterministic_algorithms_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    rows = _native.threads()
+    if run.train.threads is not None:
+        torch.set_num_threads(run.train.threads)
+        _native.set_threads(run.train.threads)
+    if run.train.device == "cpu":
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        _native.set_threads(rows)
+        torch.use_deterministic_algorithms(exact)
+        torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+
+
+def _device(run: Run) -> torch.device:
+    if run.train.device == "cuda" and not torch.cuda.is_available():
+        raise SettingsError('train.device is "cuda", but torch finds no GPU here; set it to "cpu".')
+    return torch.device(run.train.device)

@@ -1,0 +1,165 @@
+"""The run folder: settings as run, metrics as JSON lines, TensorBoard events, checkpoints.
+
+    settings.toml     a run file again, with every default spelled out and paths made absolute
+    metrics.jsonl     one object a line, each with "kind" and "step"; flushed line by line
+    tensorboard/      the same numbers as events, where tensorboard is installed
+    checkpoints/      see `checkpoint.py`
+
+A resumed run cuts `metrics.jsonl` back to the step it resumes from, so it reads as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hotrow.errors import CheckpointError, SettingsError
+from hotrow.run import Run
+from hotrow.settings import parse
+
+# What may differ between a run and its resumption: none of it changes what a step computes.
+_FREE = {
+    "train.epochs",
+    "train.steps",
+    "train.evaluate_every",
+    "train.checkpoint_every",
+    "train.keep",
+    "train.incremental",
+    "train.log_every",
+    "policy.ahead",
+    "output.folder",
+    "output.tensorboard",
+    "data.path",
+    "data.test",
+}
+
+
+class RunFolder:
+    """Where one run keeps what it writes."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.settings = self.path / "settings.toml"
+        self.metrics = self.path / "metrics.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.tensorboard = self.path / "tensorboard"
+
+    @property
+    def exists(self) -> bool:
+        """Whether a run has been started here."""
+        return self.settings.is_file()
+
+    def begin(self, run: Run, *, resume: bool, overwrite: bool) -> None:
+        """Makes the folder ready; refuses to mix a run with another one that is already there."""
+        if resume and self.exists:
+            _same_run(self.run(), run, self.path)
+        elif self.exists and not overwrite:
+            raise SettingsError(
+                f"{self.path} already holds a run. Use --resume to go on with it, --overwrite to start "
+                f"afresh, or another output.folder."
+            )
+        else:
+            self._clear()
+        self.path.mkdir(parents=True, exist_ok=True)
+        _replace(self.settings, run.to_toml())
+
+    def run(self) -> Run:
+        """The settings the run was started with."""
+        if not self.exists:
+            raise CheckpointError(f"{self.path} is not a run folder: it has no settings.toml.")
+        return parse(Run, tomllib.loads(self.settings.read_text()), str(self.settings))
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """The metrics so far; a last line that was cut short by a kill is left out."""
+        if self.metrics.is_file():
+            for line in self.metrics.read_text().splitlines(keepends=True):
+                if line.endswith("\n"):
+                    yield json.loads(line)
+
+    def cut_back(self, step: int) -> None:
+        """Forgets the metrics of steps after `step`."""
+        kept = [json.dumps(line) + "\n" for line in self.lines() if line["step"] <= step]
+        _replace(self.metrics, "".join(kept))
+
+    def _clear(self) -> None:
+        """Removes an earlier run's files and nothing else that may be in the folder."""
+        for path in (self.settings, self.metrics):
+            path.unlink(missing_ok=True)
+        for path in (self.checkpoints, self.tensorboard):
+            if path.is_dir():
+                shutil.rmtree(path)
+
+
+class Log:
+    """Appends to a run folder's metrics and TensorBoard events."""
+
+    def __init__(self, folder: RunFolder, *, tensorboard: bool, step: int = 0) -> None:
+        self.note = ""
+        self._file = folder.metrics.open("a")
+        self._events = _events(folder.tensorboard, step) if tensorboard else None
+        if tensorboard and self._events is None:
+            self.note = (
+                "No TensorBoard events are written: tensorboard is not installed (pip install tensorboard)."
+            )
+
+    def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        """One line, and one TensorBoard scalar for each finite number in it."""
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+        self._file.write(json.dumps({"kind": kind, "step": step, **finite}) + "\n")
+        self._file.flush()
+        if self._events is not None:
+            for name, value in finite.items():
+                if isinstance(value, (int, float)) and not isinstance(value, bool):
+                    self._events.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        self._file.close()
+        if self._events is not None:
+            self._events.close()
+
+
+def _events(folder: Path, step: int) -> Any:
+    try:
+        from torch.utils.tensorboard.writer import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(log_dir=str(folder), purge_step=step + 1 if step else None)
+
+
+def _same_run(before: Run, now: Run, folder: Path) -> None:
+    then, today = _flat(before.model_dump(mode="json")), _flat(now.model_dump(mode="json"))
+    changed = [
+        f"{name} was {then.get(name)!r} and is now {today.get(name)!r}"
+        for name in sorted(then.keys() | today.keys())
+        if then.get(name) != today.get(name) and name not in _FREE
+    ]
+    if changed:
+        raise SettingsError(
+            f"The run in {folder} cannot be resumed with other settings: {'; '.join(changed)}. "
+            f"Put them back, or start afresh in another output.folder."
+        )
+
+
+def _flat(data: Any, path: str = "") -> dict[str, Any]:
+    if not isinstance(data, Mapping):
+        return {path: data}
+    return {
+        name: value
+        for key, below in data.items()
+        for name, value in _flat(below, f"{path}.{key}" if path else key).items()
+    }
+
+
+def _replace(path: Path, text: str) -> None:
+    beside = path.with_name(f".{path.name}.new")
+    try:
+        beside.write_text(text)
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,343 @@
+"""The training loop, top to bottom: settings, data, model, steps, evaluations, checkpoints.
+
+A step is fetch, forward, backward, dense step, table step. Between two steps nothing moves, and everything
+that must be exact happens there, always in this order: evaluate, checkpoint, stop. A run that was killed and
+resumed therefore repeats the very steps it would have made: on CPU its weights are the same bit for bit, and
+its metrics apart from timings. The price is that `Sync` fetches nothing ahead; reading and grouping do run.
+
+Only torch's generators are random during training (initial weights, dropout); the order of samples and the
+values of new rows depend on seeds and positions alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hotrow.data.batch import Batch
+from hotrow.errors import HotrowError
+from hotrow.run import EarlyStopping, Run
+from hotrow.train.checkpoint import Checkpoint, Checkpoints
+from hotrow.train.dense import DenseStep
+from hotrow.train.evaluate import Ranker, evaluate, host
+from hotrow.train.logs import Log, RunFolder
+from hotrow.train.pipeline import Fetched, Pipeline
+from hotrow.train.progress import Progress
+from hotrow.train.signals import Signals
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to. `stopped` says why it ended: "end", "early" or the name of a signal."""
+
+    folder: Path
+    checkpoint: Path
+    stopped: str
+    steps: int
+    samples: int
+    seconds: float
+    metrics: dict[str, float]
+    best_step: int | None
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.samples / self.seconds if self.seconds else 0.0
+
+
+@dataclass
+class State:
+    """Where a run stands between two steps: all a checkpoint keeps besides weights, rows and generators.
+
+    `loss` and `count` add up the steps since the last line of metrics; `waited` counts evaluations that were
+    not better than `best`.
+    """
+
+    step: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    loss: float = 0.0
+    count: float = 0.0
+    best: float | None = None
+    best_step: int | None = None
+    waited: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def train(
+    run: Run, *, resume: bool = False, overwrite: bool = False, progress: Progress | None = None
+) -> Result:
+    """Trains as `run` says, into its run folder; `resume` goes on from the last checkpoint there."""
+    try:
+        with host(run):
+            trainer = Trainer(run, resume=resume, overwrite=overwrite, progress=progress or Progress())
+            with contextlib.closing(trainer):
+                return trainer.train()
+    except OSError as error:
+        what = error.filename or run.output.folder
+        raise HotrowError(f"The run stopped at {what}: {error.strerror or error}.") from error
+
+
+class Trainer:
+    """One run: what it consists of, where it stands, and the loop."""
+
+    def __init__(self, run: Run, *, resume: bool, overwrite: bool, progress: Progress) -> None:
+        self.run = run
+        self.progress = progress
+        self.ranker = Ranker(run)
+        self.dense = DenseStep(self.ranker.model, run.optimizer)
+        self.state = State()
+        self.reader = self.ranker.reader(run.data.train, shuffle=run.data.shuffle)
+        self.batches = len(self.reader)
+        if not self.batches:
+            raise HotrowError(f'The split "{run.data.train}" of {run.data.path} has no samples to train on.')
+        self.steps = run.train.epochs * self.batches
+        if run.train.steps is not None:
+            self.steps = min(self.steps, run.train.steps)
+        if run.data.test and not self.ranker.data.samples(run.data.test):
+            raise HotrowError(
+                f'The split "{run.data.test}" of {run.data.path} has no samples to evaluate on; '
+                f'set data.test = "" to train without.'
+            )
+
+        self.folder = RunFolder(run.output.folder)
+        self.folder.begin(run, resume=resume, overwrite=overwrite)
+        self.checkpoints = Checkpoints(
+            self.folder.checkpoints, keep=run.train.keep, incremental=run.train.incremental
+        )
+        self.checkpoints.clean()
+        if resume:
+            self._restore()
+        self.log = Log(self.folder, tensorboard=run.output.tensorboard, step=self.state.step)
+        if self.log.note:
+            progress.say(self.log.note)
+
+    def train(self) -> Result:
+        """Steps until the end, the patience of early stopping, or a signal."""
+        stopped = ""
+        self._began = time.monotonic() - self.state.seconds
+        self._wanted = False
+        self.ranker.train()
+        self.progress.start(self.steps, self.state.step, "Training step")
+        try:
+            with Signals() as signals, self._pipeline() as pipeline:
+                while not (stopped := self._over(signals)):
+                    self._step(next(pipeline), pipeline)
+                    self._between_steps(signals)
+        finally:
+            self.progress.stop()
+        return self._result(stopped)
+
+    def close(self) -> None:
+        """Ends what runs in the background; an unfinished checkpoint is finished."""
+        self.log.close()
+        self.checkpoints.wait()
+
+    def _pipeline(self) -> Pipeline:
+        policy = self.run.policy
+        return Pipeline(
+            self._batches(), self.ranker.embeddings, ahead=policy.ahead, staleness=policy.staleness
+        )
+
+    def _batches(self) -> Iterator[Batch]:
+        """The batches from where the run stands to the end of its last epoch."""
+        epoch, batch = divmod(self.state.step, self.batches)
+        while epoch < self.run.train.epochs:
+            self.reader.seek(epoch, batch)
+            yield from self.reader
+            epoch, batch = epoch + 1, 0
+
+    def _step(self, fetched: Fetched, pipeline: Pipeline) -> None:
+        logits, batch = self.ranker.score(fetched)
+        loss = _loss(logits, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.dense.step()
+        pipeline.update()
+
+        state = self.state
+        weight = float(len(batch))
+        state.step += 1
+        state.samples += len(batch)
+        state.loss += float(loss.detach()) * weight
+        state.count += weight
+        self.progress.step(state.step, len(batch), state.loss / state.count)
+
+    def _between_steps(self, signals: Signals) -> None:
+        """What is due after a step. The order matters: a checkpoint holds what the evaluation decided.
+
+        A periodic checkpoint waits, as training need not, until the one before it is written.
+        """
+        run, state = self.run.train, self.state
+        state.seconds = time.monotonic() - self._began
+        last = state.step >= self.steps
+        if last or state.step % run.log_every == 0:
+            self._log_training()
+        best = False
+        if self.run.data.test and (last or _due(state.step, run.evaluate_every)):
+            best = self._evaluate(self.run.data.test)
+        self.checkpoints.check()
+        self._wanted |= _due(state.step, run.checkpoint_every)
+        if best or self._over(signals) or (self._wanted and not self.checkpoints.busy):
+            self._checkpoint()
+            self._wanted = False
+
+    def _over(self, signals: Signals) -> str:
+        """Why the run must not go on, or nothing."""
+        stopping = self.run.train.early_stopping
+        if stopping is not None and self.state.waited >= stopping.patience:
+            return "early"
+        if self.state.step >= self.steps:
+            return "end"
+        return signals.caught
+
+    def _log_training(self) -> None:
+        state = self.state
+        mean = state.loss / state.count if state.count else math.nan
+        if not math.isfinite(mean):
+            raise HotrowError(
+                f"The loss was {mean} at step {state.step}: training does not converge. Lower the learning "
+                f"rates, or bound gradients by optimizer.clip_norm and tables.optimizer.clip_norm."
+            )
+        values = {
+            "epoch": (state.step - 1) // self.batches,
+            "loss": mean,
+            "lr": self.dense.lr,
+            "samples": state.samples,
+            "seconds": state.seconds,
+            "samples_per_second": state.samples / max(state.seconds, 1e-9),
+        }
+        self.log.write("train", state.step, values)
+        state.loss = state.count = 0.0
+
+    def _evaluate(self, split: str) -> bool:
+        """Evaluates; whether early stopping calls the result the best so far."""
+        state = self.state
+        began = time.monotonic()
+        metrics = evaluate(self.ranker, split)
+        self._began += time.monotonic() - began
+        self.log.write("evaluate", state.step, {"split": split, **metrics})
+        state.metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        self.progress.say(f"Step {state.step:,}, {split}: {in_words(state.metrics)}")
+        stopping = self.run.train.early_stopping
+        return stopping is not None and self._judge(stopping)
+
+    def _judge(self, stopping: EarlyStopping) -> bool:
+        state = self.state
+        if stopping.metric not in state.metrics:
+            raise HotrowError(
+                f'Early stopping watches "{stopping.metric}", which split "{self.run.data.test}" does not '
+                f"give: it needs both labels, and users for user_auc."
+            )
+        value = state.metrics[stopping.metric]
+        if stopping.better(value, state.best):
+            state.best, state.best_step, state.waited = value, state.step, 0
+            return True
+        state.waited += 1
+        return False
+
+    def _checkpoint(self) -> None:
+        """Cuts a checkpoint here and lets it be written in the background."""
+        began = time.monotonic()
+        self.checkpoints.save(
+            self.state.step,
+            {
+                **self.ranker.arrays(),
+                **{f"optimizer/{k}": v for k, v in self.dense.state().items()},
+                **_generators(self.ranker.device),
+            },
+            {**dataclasses.asdict(self.state), "data": self._data()},
+            self.ranker.embeddings,
+            protect=self.state.best_step,
+        )
+        self.log.write("checkpoint", self.state.step, {"stopped_training_for": time.monotonic() - began})
+
+    def _restore(self) -> None:
+        found = self.checkpoints.latest()
+        if found is None:
+            self.progress.say(f"{self.folder.path} has no checkpoint yet; the run starts from its beginning.")
+            self.folder.cut_back(0)
+            return
+        checkpoint = Checkpoint(found)
+        state = dict(checkpoint.state)
+        if state.pop("data") != self._data():
+            raise HotrowError(
+                f'The split "{self.run.data.train}" of {self.run.data.path} is not the one that {found} '
+                f"was trained on."
+            )
+        arrays = checkpoint.arrays()
+        self.ranker.restore(checkpoint, arrays)
+        self.dense.load(_under("optimizer/", arrays))
+        _set_generators(arrays, self.ranker.device)
+        self.state = State(**state)
+        self.folder.cut_back(self.state.step)
+        self.progress.say(f"Going on after step {self.state.step:,}, from {found}.")
+
+    def _data(self) -> str:
+        """What the training split holds, in one number."""
+        parts = self.ranker.data.parts(self.run.data.train)
+        return hashlib.sha256("".join(part.sha256 for part in parts).encode()).hexdigest()
+
+    def _result(self, stopped: str) -> Result:
+        state = self.state
+        self.checkpoints.wait()
+        if self.checkpoints.latest() != self.checkpoints.at(state.step):
+            self._checkpoint()  # a signal came when those due after the step were already made
+            self.checkpoints.wait()
+        return Result(
+            folder=self.folder.path,
+            checkpoint=self.checkpoints.at(state.step),
+            stopped=stopped,
+            steps=state.step,
+            samples=state.samples,
+            seconds=state.seconds,
+            metrics=state.metrics,
+            best_step=state.best_step,
+        )
+
+
+def in_words(metrics: dict[str, float]) -> str:
+    """ "AUC 0.7123, log loss 0.4321, ..." """
+    names = {"auc": "AUC", "user_auc": "user AUC"}
+    return ", ".join(
+        f"{names.get(k, k.replace('_', ' '))} {v:.4f}" for k, v in metrics.items() if k != "samples"
+    )
+
+
+def _loss(logits: Tensor, batch: Batch) -> Tensor:
+    """Mean binary cross entropy, weighted where the batch has weights."""
+    if batch.labels is None:
+        raise HotrowError("The batches have no labels, so there is nothing to train towards.")
+    if batch.weights is None:
+        return F.binary_cross_entropy_with_logits(logits, batch.labels)
+    losses = F.binary_cross_entropy_with_logits(logits, batch.labels, reduction="none")
+    return (losses * batch.weights).sum() / batch.weights.sum().clamp(min=1e-12)
+
+
+def _due(step: int, every: int | None) -> bool:
+    return every is not None and step % every == 0
+
+
+def _under(prefix: str, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def _generators(device: torch.device) -> dict[str, Tensor]:
+    out = {"random/cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        out["random/cuda"] = torch.cuda.get_rng_state(device)
+    return out
+
+
+def _set_generators(arrays: dict[str, Tensor], device: torch.device) -> None:
+    torch.set_rng_state(arrays["random/cpu"])
+    if device.type == "cuda" and "random/cuda" in arrays:
+        torch.cuda.set_rng_state(arrays["random/cuda"], device)

@@ -1,0 +1,31 @@
+"""DeepFM's pairwise products, written out."""
+
+import pytest
+import torch
+
+from hotrow.embedded import Embedded, PooledGroup
+from hotrow.errors import SettingsError
+from hotrow.models import DeepFMSettings, ModelInputs
+from hotrow.table import Feature
+
+
+@pytest.mark.parametrize("dense_inputs", [0, 2])
+def test_a_logit_is_linear_terms_and_all_products_and_the_mlp(dense_inputs: int) -> None:
+    torch.manual_seed(0)
+    inputs = ModelInputs([Feature(name=name) for name in "abc"], dict.fromkeys("abc", 3), dense=dense_inputs)
+    model = DeepFMSettings(deep=(4,)).build(inputs)
+    rows, dense = torch.randn(5, 9), torch.randn(5, dense_inputs)
+    got = model(Embedded([PooledGroup(("a", "b", "c"), (3, 3, 3), rows, None)], {}), dense)
+    for b in range(5):
+        (*vectors,) = (row[:2] for row in rows[b].view(3, 3))
+        expected = model.deep(torch.cat([*vectors, dense[b]])).squeeze() + rows[b, 2::3].sum()
+        for i in range(dense_inputs):
+            expected = expected + dense[b, i] * model.dense_weights.weight[0, i]
+            vectors.append(dense[b, i] * model.dense_vectors[i])
+        expected = expected + sum(v @ w for i, v in enumerate(vectors) for w in vectors[i + 1 :])
+        torch.testing.assert_close(got[b], expected)
+
+
+def test_rows_without_room_for_a_vector_are_refused() -> None:
+    with pytest.raises(SettingsError, match="at least 2 values"):
+        DeepFMSettings().build(ModelInputs([Feature(name="a")], {"a": 1}))

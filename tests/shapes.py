@@ -1,0 +1,87 @@
+"""Hypothesis strategies for tables, features and batches of every shape the embeddings must handle."""
+
+from dataclasses import dataclass
+
+import torch
+from hypothesis import strategies as st
+
+from hotrow import Batch, Feature, Group, Table
+from hotrow.schedule import Constant, Linear
+from hotrow.store.optimizers import SGD, Adagrad, Adam, Momentum, RowWiseAdagrad
+from hotrow.table import Normal, Uniform
+
+KEYS = st.one_of(st.integers(-5, 20), st.sampled_from([2**32, 2**32 + 1, 2**62, -(2**63), 2**63 - 1]))
+
+_COMMON = {
+    "lr": st.sampled_from([0.1, 1.0]),
+    "schedule": st.sampled_from([Constant(), Constant(warmup=3), Linear(steps=5, final=0.1)]),
+    "weight_decay": st.sampled_from([0.0, 0.1]),
+    "clip_value": st.sampled_from([None, 0.5]),
+    "clip_norm": st.sampled_from([None, 0.7]),
+    "bound": st.sampled_from([None, 0.3]),
+}
+
+OPTIMIZERS = st.one_of(
+    st.builds(SGD, **_COMMON),
+    st.builds(
+        Momentum, **_COMMON, dampening=st.sampled_from([0.0, 0.4]), nesterov=st.booleans(), momentum=st.just(0.8)
+    ),
+    st.builds(Adagrad, **_COMMON, initial=st.sampled_from([0.0, 0.1])),
+    st.builds(RowWiseAdagrad, **_COMMON, initial=st.sampled_from([0.0, 0.1])),
+    st.builds(Adam, **_COMMON),
+)
+
+
+@dataclass
+class Case:
+    """Tables, features and the batches of a few steps."""
+
+    tables: list[Table]
+    features: list[Feature]
+    batches: list[Batch]
+
+
+@st.composite
+def cases(draw: st.DrawFn, steps: int = 3, optimizers: st.SearchStrategy = OPTIMIZERS) -> Case:
+    """Tables with any optimizer; features pooled, weighted or sequences, several a table; groups with and without inverse."""
+    dims = st.integers(1, 20)
+    inits = st.sampled_from([Uniform(scale=0.2), Normal(std=0.1)])
+    tables = [
+        Table(name=f"t{i}", dim=draw(dims), optimizer=draw(optimizers), init=draw(inits))
+        for i in range(draw(st.integers(1, 3)))
+    ]
+    groups, features = [], []
+    for g in range(draw(st.integers(1, 3))):
+        weighted = draw(st.booleans())
+        names = []
+        for f in range(draw(st.integers(1, 3))):
+            poolings = ["sum", "mean"] if weighted else ["sum", "mean", "sequence"]
+            name = f"g{g}f{f}"
+            table = draw(st.sampled_from(tables)).name
+            features.append(Feature(name=name, table=table, pooling=draw(st.sampled_from(poolings))))
+            names.append(name)
+        groups.append((tuple(names), weighted, draw(st.booleans())))
+    return Case(tables, features, [draw(_batches(groups)) for _ in range(steps)])
+
+
+@st.composite
+def _batches(draw: st.DrawFn, groups: list[tuple[tuple[str, ...], bool, bool]]) -> Batch:
+    size = draw(st.integers(1, 6))
+    made = []
+    for names, weighted, inverted in groups:
+        inverse, unique = None, size
+        if inverted:  # every unique sample is someone's
+            drawn = torch.tensor(draw(st.lists(st.integers(0, 4), min_size=size, max_size=size)))
+            found, inverse = torch.unique(drawn, return_inverse=True)
+            unique = len(found)
+        bags = draw(st.lists(st.lists(KEYS, max_size=4), min_size=unique * len(names), max_size=unique * len(names)))
+        values = torch.tensor([k for bag in bags for k in bag], dtype=torch.int64)
+        offsets = torch.tensor([0] + [len(bag) for bag in bags], dtype=torch.int64).cumsum(0)
+        number = st.sampled_from([0.0, 0.5, 1.0, 2.0])
+        weights = (
+            torch.tensor(draw(st.lists(number, min_size=len(values), max_size=len(values))), dtype=torch.float32)
+            if weighted
+            else None
+        )
+        made.append(Group(names, values, offsets, inverse, weights))
+    return Batch(tuple(made))

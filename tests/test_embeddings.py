@@ -1,0 +1,242 @@
+"""The core test: whatever the shape, `Embeddings` gives what one process with plain PyTorch tables gives."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from shapes import Case, cases
+from torch import Tensor
+
+from hotrow import Batch, Embedded, Embeddings, Feature, Group, Table
+from hotrow.errors import BatchError, SettingsError
+from hotrow.plain import PlainEmbeddings
+from hotrow.plan import Plan, Share
+from hotrow.store.optimizers import SGD, Adam
+from hotrow.store.store import RowStore
+from hotrow.table import ByProbability, Eviction
+from hotrow.tiers import HostTier
+
+
+def initial(table: Table, seed: int, keys: Tensor) -> Tensor:
+    return torch.from_numpy(RowStore(table, seed).initial(keys.numpy()))
+
+
+def both(case: Case, **kwargs: object) -> tuple[Embeddings, PlainEmbeddings]:
+    plain = PlainEmbeddings(case.tables, case.features, initial=initial, seed=5)
+    return Embeddings(case.tables, case.features, seed=5, **kwargs), plain  # type: ignore[arg-type]
+
+
+def results(embedded: Embedded) -> dict[str, Tensor]:
+    """Every result under its feature's name, expanded, and unique too."""
+    found = {name: embedded.vector(name) for name in embedded.pooled_features}
+    found |= {name + ".unique": embedded.unique(name)[0] for name in embedded.pooled_features}
+    for name in embedded.sequence_features:
+        sequence = embedded.sequence(name)
+        found[name] = sequence.values
+        found[name + ".lengths"] = sequence.lengths
+    return found
+
+
+def loss_of(embedded: Embedded) -> Tensor:
+    """Something every result has a different share in; linear, so that rounding does not grow over the steps."""
+    total = torch.zeros(())
+    for i, (name, result) in enumerate(sorted(results(embedded).items())):
+        if result.is_floating_point() and not name.endswith(".unique"):
+            total = total + (result * torch.cos(torch.arange(i, i + result.numel())).view_as(result)).sum()
+    return total
+
+
+def assert_same_rows(case: Case, ours: Embeddings, plain: PlainEmbeddings) -> None:
+    for table in case.tables:
+        keys = torch.cat([g.values for b in case.batches for g in b.groups] + [torch.tensor([2**40 + 17])])
+        torch.testing.assert_close(
+            ours.read(table.name, keys), plain.read(table.name, keys), rtol=2e-5, atol=2e-6
+        )
+
+
+def train(case: Case, ours: Embeddings, plain: PlainEmbeddings) -> None:
+    for batch in case.batches:
+        seen = [e(batch) for e in (ours, plain)]
+        torch.testing.assert_close(results(seen[0]), results(seen[1]), rtol=2e-5, atol=2e-6)
+        for embeddings, embedded in zip((ours, plain), seen, strict=True):
+            loss_of(embedded).backward()
+            embeddings.step()
+
+
+@given(cases())
+def test_every_optimizer_pooling_and_form_equals_the_plain_table(case):
+    ours, plain = both(case)
+    train(case, ours, plain)
+    assert_same_rows(case, ours, plain)
+
+
+@given(cases(), st.data())
+def test_rows_split_over_two_tiers_equal_one_plain_table(case, data):
+    tiers = {"hot": HostTier(case.tables, seed=5), "cold": HostTier(case.tables, seed=5)}
+    shares = {}
+    for table in case.tables:
+        hot = data.draw(st.lists(st.integers(-5, 20)))
+        shares[table.name] = (Share("hot", np.array(hot, np.int64)), Share("cold"))
+    ours, plain = both(case, tiers=tiers, plan=Plan(shares))
+    train(case, ours, plain)
+    assert_same_rows(case, ours, plain)
+    for table, (hot, _) in shares.items():
+        keys = np.concatenate([c["keys"] for c in tiers["hot"].stores()[table].export()] or [np.empty(0)])
+        assert set(keys.tolist()) <= set(hot.keys.tolist())
+
+
+@given(cases(steps=2))
+def test_several_lookups_before_a_step_make_one_update(case):
+    ours, plain = both(case)
+    for embeddings in (ours, plain):
+        sum(loss_of(embeddings(batch)) for batch in case.batches).backward()
+        embeddings.step()
+    assert_same_rows(case, ours, plain)
+
+
+@given(cases())
+def test_deduplicated_and_expanded_batches_train_alike(case):
+    ours, other = both(case)[0], both(case)[0]
+    for batch in case.batches:
+        first, second = ours(batch), other(batch.expand())
+        for name in first.pooled_features:
+            torch.testing.assert_close(first.vector(name), second.vector(name))
+        for embedded in (first, second):
+            for name in embedded.pooled_features:
+                embedded.vector(name).square().sum().backward(retain_graph=True)
+        ours.step()
+        other.step()
+    for table in case.tables:
+        keys = torch.cat([g.values for b in case.batches for g in b.groups])
+        torch.testing.assert_close(ours.read(table.name, keys), other.read(table.name, keys), rtol=2e-5, atol=2e-6)
+
+
+@given(cases())
+def test_evaluation_changes_nothing_and_reads_what_training_left(case):
+    ours, plain = both(case)
+    train(case, ours, plain)
+    before = ours.stats()
+    unseen = Batch.plain({f.name: torch.arange(100, 104) for f in case.features})
+    ours.eval()
+    plain.eval()
+    torch.testing.assert_close(results(ours(unseen)), results(plain(unseen)), rtol=2e-5, atol=2e-6)
+    ours.train()
+    with torch.no_grad():
+        torch.testing.assert_close(results(ours(unseen)), results(plain(unseen)), rtol=2e-5, atol=2e-6)
+    assert ours.stats() == before
+
+
+@given(st.integers(0, 1000), st.lists(st.integers(0, 30), min_size=1, max_size=40))
+def test_keys_without_a_row_do_not_disturb_those_with_one(seed, keys):
+    """Against a plain table in which the keys that were not admitted are put back after every step."""
+    table = Table(name="t", dim=3, optimizer=SGD(lr=0.5), admission=ByProbability(probability=0.5))
+    ours = Embeddings([table], [Feature(name="f", table="t")], seed=seed)
+    plain = ours.read("t", torch.arange(31))
+    for step in range(3):
+        batch = Batch.plain({"f": torch.tensor(keys)})
+        out = ours(batch).vector("f")
+        torch.testing.assert_close(out, plain[torch.tensor(keys)])
+        (out * (step + 1)).sum().backward()
+        ours.step()
+        store = ours.router.tiers["host"].stores()["t"]
+        held = np.concatenate([c["keys"] for c in store.export()] or [np.empty(0, np.int64)])
+        for key in set(keys) & set(held.tolist()):
+            plain[key] -= 0.5 * (step + 1) * keys.count(key)
+        torch.testing.assert_close(ours.read("t", torch.arange(31)), plain)
+
+
+def test_an_evicted_key_trains_as_if_new_and_others_as_before():
+    table = Table(name="t", dim=2, optimizer=SGD(lr=1.0), eviction=Eviction(capacity=2))
+    ours = Embeddings([table], [Feature(name="f", table="t")])
+    start = ours.read("t", torch.arange(4))
+    for key in (0, 1, 0, 2):  # 2 takes the place of 1, the least recently used
+        ours(Batch.plain({"f": torch.tensor([key])})).vector("f").sum().backward()
+        ours.step()
+    expected = start.clone()
+    expected[0] -= 2
+    expected[2] -= 1
+    torch.testing.assert_close(ours.read("t", torch.arange(4)), expected)
+
+
+def test_two_features_on_one_table_share_its_rows():
+    ours = Embeddings(
+        [Table(name="item", dim=2, optimizer=SGD(lr=1.0))],
+        [Feature(name="seen", table="item"), Feature(name="bought", table="item")],
+    )
+    start = ours.read("item", torch.tensor([7]))
+    embedded = ours(Batch.plain({"seen": torch.tensor([7]), "bought": torch.tensor([7])}))
+    (embedded.vector("seen") + 2 * embedded.vector("bought")).sum().backward()
+    ours.step()
+    torch.testing.assert_close(ours.read("item", torch.tensor([7])), start - 3)
+
+
+def test_group_and_fetch_may_run_ahead_one_by_one():
+    ours = Embeddings([Table(name="t", dim=2)], [Feature(name="t")])
+    batches = [Batch.plain({"t": torch.tensor([i, i + 1])}) for i in range(3)]
+    lookups = [ours.group(batch) for batch in batches]
+    for lookup in lookups:
+        ours.embed(ours.fetch(lookup)).vectors().sum().backward()
+        ours.step()
+    assert ours.steps == 3
+    with pytest.raises(BatchError, match="no rows yet"):
+        ours.embed(ours.group(batches[0]))
+
+
+def test_a_lookup_without_backward_is_no_step_for_its_rows():
+    ours = Embeddings([Table(name="t", dim=2, optimizer=Adam())], [Feature(name="t")])
+    start = ours.read("t", torch.tensor([1]))
+    ours(Batch.plain({"t": torch.tensor([1])}))
+    ours.step()
+    assert (ours.read("t", torch.tensor([1])) == start).all()
+    assert ours.steps == 1
+
+
+def test_features_of_the_batch_that_nobody_looks_up_are_passed_over():
+    ours = Embeddings([Table(name="t", dim=2)], [Feature(name="b", table="t")])
+    batch = Batch.plain({"a": torch.tensor([1, 2]), "b": torch.tensor([3, 4]), "c": [[1, 2], []]})
+    embedded = ours(batch)
+    assert embedded.pooled_features == ("b",)
+    torch.testing.assert_close(embedded.vector("b"), ours.read("t", torch.tensor([3, 4])))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: Embeddings([Table(name="item", dim=2)], [Feature(name="f", table="itme")]),
+            'Feature f looks up table "itme", which there is not. Did you mean "item"?',
+        ),
+        (
+            lambda: Embeddings([Table(name="t", dim=2), Table(name="t", dim=3)], []),
+            'There are two tables called "t".',
+        ),
+        (
+            lambda: Embeddings([Table(name="t", dim=2)], [], plan=Plan.all_on("hots", [Table(name="t", dim=2)])),
+            'The plan puts table t on tier "hots", which there is not. Did you mean "host"?',
+        ),
+        (lambda: Plan({"t": (Share("hot", np.arange(3)),)}), "the last share must take the keys no other names"),
+        (lambda: Embeddings([Table(name="t", dim=2)], []).read("s", torch.arange(2)), 'There is no table "s".'),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(make, message):
+    with pytest.raises(SettingsError) as error:
+        make()
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (Batch.plain({"g": torch.tensor([1])}), 'The batch has no feature "f"; it has g.'),
+        (
+            Batch((Group(("f",), torch.tensor([1]), torch.tensor([0, 1]), None, torch.ones(1)),)),
+            "Feature f is a sequence, which has no use for the weights",
+        ),
+    ],
+)
+def test_batches_that_do_not_fit_are_refused(batch, message):
+    ours = Embeddings([Table(name="t", dim=2)], [Feature(name="f", table="t", pooling="sequence")])
+    with pytest.raises(BatchError) as error:
+        ours(batch)
+    assert message in str(error.value)

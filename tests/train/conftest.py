@@ -1,0 +1,115 @@
+"""A small log with something to learn in it, and a run over it."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from hotrow.data import Column, DataSetWriter, Schema
+from hotrow.run import Run
+from hotrow.settings import parse
+from hotrow.train.checkpoint import Checkpoint, Checkpoints
+from hotrow.train.evaluate import Ranker
+
+SCHEMA = Schema(
+    label="click",
+    dense=("price",),
+    features=(
+        Column(name="user"),
+        Column(name="item"),
+        Column(name="history", kind="keys", table="item", pooling="mean"),
+    ),
+    user="user",
+)
+
+
+def samples(n, seed):
+    """Clicks that depend on item and price, with keys of any size."""
+    random = np.random.default_rng(seed)
+    item = random.zipf(1.3, n) % 200
+    user = random.integers(0, 40, n)
+    price = random.normal(size=n).astype(np.float32)
+    history = [random.integers(0, 200, random.integers(0, 4)) * 7**20 for _ in range(n)]
+    logit = np.sin(item * 1.7) * 2 + price * 0.5
+    click = (random.random(n) < 1 / (1 + np.exp(-logit))).astype(np.float32)
+    return pa.table(
+        {
+            "click": click,
+            "price": price,
+            "user": user,
+            "item": item * 7**20,
+            "history": pa.array(history, pa.list_(pa.int64())),
+        }
+    )
+
+
+@pytest.fixture(scope="session")
+def write_log():
+    def write(path, seed=1):
+        with DataSetWriter(path, SCHEMA, row_group=256) as writer:
+            writer.write("train", samples(2000, seed))
+            writer.write("test", samples(500, seed + 1))
+            writer.facts["best_auc"] = 0.8
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def data(write_log, tmp_path_factory):
+    return write_log(tmp_path_factory.mktemp("data") / "clicks")
+
+
+@pytest.fixture
+def make_run(data, tmp_path):
+    """A run over the small log, 32 steps an epoch, with the given settings changed."""
+
+    def make(**changes):
+        settings = {
+            "data": {"path": str(data), "batch_size": 64},
+            "tables": {"dim": 4, "optimizer": {"name": "adam", "lr": 0.05}},
+            "model": {"name": "wide_deep", "deep": [8], "dropout": 0.2},
+            "train": {"threads": 1, "log_every": 4},
+            "output": {"folder": str(tmp_path / "run"), "tensorboard": False},
+        }
+        for name, value in changes.items():
+            section, _, key = name.partition("__")
+            if key:
+                settings.setdefault(section, {})[key] = value
+            else:
+                settings[section] = value
+        return parse(Run, settings)
+
+    return make
+
+
+@pytest.fixture
+def same_weights():
+    """Asserts that two runs ended with the same dense arrays, rows, state and clocks, bit for bit."""
+
+    def check(one, two):
+        (step_a, steps_a, dense_a, tables_a), (step_b, steps_b, dense_b, tables_b) = _end(one), _end(two)
+        assert (step_a, steps_a) == (step_b, steps_b)
+        assert dense_a.keys() == dense_b.keys()
+        for name in dense_a:
+            assert torch.equal(dense_a[name], dense_b[name]), name
+        for table in tables_a:
+            for column in tables_a[table]:
+                assert np.array_equal(tables_a[table][column], tables_b[table][column]), (table, column)
+
+    return check
+
+
+def _end(run):
+    checkpoint = Checkpoint(Checkpoints(run.output.folder / "checkpoints").latest())
+    arrays = checkpoint.arrays()
+    ranker = Ranker(run)
+    ranker.restore(checkpoint, arrays)
+    tables = {}
+    for tier in ranker.embeddings.router.tiers.values():
+        for name, store in tier.stores().items():
+            chunks = list(store.export())
+            columns = {c: np.concatenate([chunk[c] for chunk in chunks]) for c in chunks[0]}
+            order = columns["keys"].argsort()
+            tables[name] = {c: a.reshape(len(order), -1)[order] for c, a in columns.items()}
+    return checkpoint.step, ranker.embeddings.steps, arrays, tables

@@ -1,0 +1,197 @@
+"""Checkpoints: complete or not there, checked when read, pruned without breaking a chain."""
+
+import errno
+import json
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from hotrow.errors import CheckpointError
+from hotrow.train.checkpoint import Checkpoint, Checkpoints, chain_of
+
+
+class Rows:
+    """Stands in for `Embeddings`: a snapshot is a file and a manifest, and can be held up or fail."""
+
+    def __init__(self):
+        self.go = threading.Event()
+        self.go.set()
+        self.error = None
+        self.bases = []
+        self.aborted = 0
+
+    def snapshot(self, folder: Path, base: Path | None = None):
+        self.bases.append(base)
+        return _Snapshot(self, folder)
+
+
+class _Snapshot:
+    def __init__(self, rows, folder):
+        self.rows, self.folder = rows, folder
+
+    def write(self):
+        assert self.rows.go.wait(30)
+        self.folder.mkdir()
+        (self.folder / "item.arrow").write_bytes(b"rows")
+        if self.rows.error is not None:
+            raise self.rows.error
+        (self.folder / "manifest.json").write_text("{}")
+
+    def abort(self):
+        self.rows.aborted += 1
+
+
+ARRAYS = {"model/weight": torch.arange(6.0).reshape(2, 3), "optimizer/weight/step": torch.tensor(4.0)}
+STATE = {"step": 4, "best": None, "metrics": {"auc": 0.5}}
+
+
+def save(checkpoints, step, rows=None, **kwargs):
+    checkpoints.save(step, ARRAYS, STATE, rows or Rows(), **kwargs)
+    checkpoints.wait()
+
+
+def names(checkpoints):
+    return [p.name for p in checkpoints.all()]
+
+
+def test_a_checkpoint_gives_back_what_was_saved(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    save(checkpoints, 4)
+    checkpoint = Checkpoint(checkpoints.latest())
+    assert checkpoint.step == 4
+    assert checkpoint.state == STATE
+    arrays = checkpoint.arrays()
+    assert arrays.keys() == ARRAYS.keys()
+    assert all(torch.equal(arrays[name], ARRAYS[name]) for name in ARRAYS)
+
+
+def test_no_checkpoint_is_seen_before_it_is_complete(tmp_path):
+    checkpoints, rows = Checkpoints(tmp_path), Rows()
+    rows.go.clear()
+    checkpoints.save(4, ARRAYS, STATE, rows)
+    assert checkpoints.busy
+    assert checkpoints.latest() is None
+    rows.go.set()
+    checkpoints.wait()
+    assert names(checkpoints) == ["step-00000004"]
+
+
+def test_what_a_killed_process_left_is_not_a_checkpoint_and_is_cleaned_away(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    save(checkpoints, 4)
+    shutil.copytree(checkpoints.latest(), tmp_path / ".step-00000006")
+    half_removed = tmp_path / "step-00000002"
+    shutil.copytree(checkpoints.latest(), half_removed)
+    (half_removed / "manifest.json").unlink()
+    assert checkpoints.latest().name == "step-00000004"
+    checkpoints.clean()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000004"]
+
+
+@pytest.mark.parametrize("name", ["dense.npz", "trainer.json", "rows/manifest.json"])
+@pytest.mark.parametrize("harm", ["truncate", "alter", "remove"])
+def test_a_harmed_file_is_refused_by_its_name(tmp_path, name, harm):
+    checkpoints = Checkpoints(tmp_path)
+    save(checkpoints, 4)
+    path = checkpoints.latest() / name
+    content = bytearray(path.read_bytes())
+    if harm == "truncate":
+        path.write_bytes(content[:-1])
+    elif harm == "alter":
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    else:
+        path.unlink()
+    with pytest.raises(CheckpointError) as caught:
+        Checkpoint(checkpoints.latest())
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"format": "hotrow-checkpoint", "version": 1}'])
+def test_a_harmed_manifest_is_refused(tmp_path, text):
+    checkpoints = Checkpoints(tmp_path)
+    save(checkpoints, 4)
+    (checkpoints.latest() / "manifest.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"manifest\.json was altered or truncated"):
+        Checkpoint(checkpoints.latest())
+
+
+def test_a_checkpoint_of_a_later_version_is_refused(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    save(checkpoints, 4)
+    path = checkpoints.latest() / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 99}))
+    with pytest.raises(CheckpointError, match="version 99"):
+        Checkpoint(checkpoints.latest())
+
+
+def test_arrays_that_would_need_unpickling_are_refused(tmp_path):
+    import numpy as np
+
+    from hotrow.train import checkpoint as module
+
+    checkpoints = Checkpoints(tmp_path)
+    save(checkpoints, 4)
+    folder = checkpoints.latest()
+    np.savez(folder / "dense.npz", harmful=np.array([{"a": 1}], dtype=object))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"]["dense.npz"] = module._described(folder / "dense.npz")
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=r"dense\.npz"):
+        Checkpoint(folder).arrays()
+
+
+def test_the_newest_are_kept_and_the_protected_one(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in range(1, 7):
+        save(checkpoints, step, protect=2 if step > 1 else None)
+    assert names(checkpoints) == ["step-00000002", "step-00000005", "step-00000006"]
+
+
+def test_the_base_of_a_kept_incremental_checkpoint_is_kept(tmp_path):
+    checkpoints, rows = Checkpoints(tmp_path, keep=1, incremental=2), Rows()
+    for step in range(1, 6):
+        save(checkpoints, step, rows)
+    assert [base and base.parent.name for base in rows.bases] == [
+        None,
+        "step-00000001",
+        "step-00000002",
+        None,
+        "step-00000004",
+    ]
+    assert names(checkpoints) == ["step-00000004", "step-00000005"]
+    assert [p.name for p in chain_of(checkpoints.latest())] == ["step-00000004"]
+
+
+def test_a_full_disk_leaves_nothing_behind_and_is_said_in_a_sentence(tmp_path):
+    checkpoints, rows = Checkpoints(tmp_path), Rows()
+    save(checkpoints, 2, rows)
+    rows.error = OSError(errno.ENOSPC, "No space left on device")
+    checkpoints.save(4, ARRAYS, STATE, rows)
+    with pytest.raises(CheckpointError) as caught:
+        checkpoints.wait()
+    assert "step 4" in str(caught.value)
+    assert "No space left on device" in str(caught.value)
+    assert "step-00000002" in str(caught.value)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000002"]
+    assert rows.aborted == 1
+    rows.error = None
+    save(checkpoints, 4, rows)
+    assert names(checkpoints) == ["step-00000002", "step-00000004"]
+
+
+def test_an_unexpected_error_in_the_background_is_not_swallowed(tmp_path):
+    checkpoints, rows = Checkpoints(tmp_path), Rows()
+    rows.error = ZeroDivisionError("a bug")
+    checkpoints.save(4, ARRAYS, STATE, rows)
+    with pytest.raises(ZeroDivisionError):
+        checkpoints.wait()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="not a complete checkpoint"):
+        Checkpoint(tmp_path)
