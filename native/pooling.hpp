@@ -38,9 +38,10 @@ struct FeatureView {
     const int64_t* offsets;  // [samples + 1], into the group's values
     const float* weights;    // the group's; may be null
     size_t samples;
-    size_t at;       // its first lookup among the table's
-    size_t matrix;   // which result matrix
-    size_t column;   // and where in a row of it
+    size_t group;
+    size_t at;      // its first lookup among the table's
+    size_t matrix;  // which result matrix
+    size_t column;  // and where in a row of it
 
     size_t lookups() const { return static_cast<size_t>(offsets[samples] - offsets[0]); }
 };
@@ -62,6 +63,12 @@ inline void add(float* __restrict out, const float* __restrict row, float w, siz
         for (size_t j = 0; j < dim; ++j) out[j] += row[j];
     else
         for (size_t j = 0; j < dim; ++j) out[j] += w * row[j];
+}
+
+inline void prefetch(const float* row, size_t dim) {
+    const auto* bytes = reinterpret_cast<const char*>(row);
+    const size_t last = std::min<size_t>(dim * sizeof(float), 256) - 1;
+    for (size_t at = 0; at < last; at += 64) __builtin_prefetch(bytes + at);
 }
 
 class Grouping {
@@ -142,11 +149,14 @@ public:
         for_ranges([&](size_t t, size_t first, size_t last) {
             const Unique& unique = tables[t];
             const size_t dim = dims_[t];
+            constexpr int32_t kAhead = 8;  // gradients stand far apart: ask for them early
+            const auto lookups = static_cast<int32_t>(unique.lookups);
             for (size_t u = first; u < last; ++u) {
                 float* to = row_grads + row_starts[t] + u * dim;
                 const int32_t begin = unique.starts[u], end = unique.starts[u + 1];
                 for (int32_t k = begin; k < end; ++k) {
                     const int32_t p = unique.order[k];
+                    if (k + kAhead < lookups) prefetch(source[t][unique.order[k + kAhead]], dim);
                     const float w = scaled[t] ? factor[t][p] : 1.0f;
                     k == begin ? copy(to, source[t][p], w, dim) : add(to, source[t][p], w, dim);
                 }
@@ -165,7 +175,7 @@ private:
                 const FeatureSpec& spec = groups[g][k];
                 if (spec.table == kNoTable) continue;
                 FeatureView f{spec.table, dims_[spec.table], spec.pooling, in.values, in.offsets + k * in.samples,
-                              in.weights, in.samples, at[spec.table], g, 0};
+                              in.weights, in.samples, g, at[spec.table], g, 0};
                 if (spec.pooling == Pooling::sequence) {
                     f.matrix = matrices++;
                 } else {
@@ -189,16 +199,23 @@ private:
         return total == 0.0f ? 0.0f : 1.0f / total;
     }
 
-    // body(feature, first sample, last sample), on all cores. Blocks write rows of their own samples only.
+    // body(feature, first sample, last sample), on all cores. A block is a few samples of all features of a group, so that
+    // the rows it writes side by side stay in cache; blocks write rows of their own samples only.
     template <class Body>
     void for_blocks(Body body) const {
-        constexpr size_t kBlock = 1024;
-        std::vector<std::pair<size_t, size_t>> blocks;
-        for (size_t f = 0; f < features_.size(); ++f)
-            for (size_t s = 0; s < features_[f].samples; s += kBlock) blocks.push_back({f, s});
+        constexpr size_t kBlock = 64;
+        struct Block {
+            size_t first_feature, last_feature, sample;
+        };
+        std::vector<Block> blocks;
+        for (size_t f = 0, next; f < features_.size(); f = next) {
+            for (next = f; next < features_.size() && features_[next].group == features_[f].group;) ++next;
+            for (size_t s = 0; s < features_[f].samples; s += kBlock) blocks.push_back({f, next, s});
+        }
         parallel_for(blocks.size(), [&](size_t b) {
-            const FeatureView& f = features_[blocks[b].first];
-            body(f, blocks[b].second, std::min(f.samples, blocks[b].second + kBlock));
+            const size_t first = blocks[b].sample;
+            for (size_t f = blocks[b].first_feature; f < blocks[b].last_feature; ++f)
+                body(features_[f], first, std::min(features_[f].samples, first + kBlock));
         });
     }
 

@@ -84,9 +84,21 @@ without = ["eviction"]
     assert other.eviction.ttl == 100
 
 
-def test_a_table_can_change_the_default_optimizer_without_naming_it(run_file):
-    run = load_run(run_file(SMALL + "[tables.item]\noptimizer.lr = 0.25\n"))
-    assert run.tables_of(["item"])[0].optimizer == RowWiseAdagrad(lr=0.25)
+def test_default_optimizers_can_be_changed_without_naming_them(run_file):
+    run = load_run(
+        run_file(
+            SMALL
+            + "[tables]\noptimizer.lr = 0.5\n[tables.item]\noptimizer.eps = 0.25\n[optimizer]\nlr = 0.1\n"
+        )
+    )
+    item, user = run.tables_of(["item", "user"])
+    assert item.optimizer == RowWiseAdagrad(lr=0.5, eps=0.25)
+    assert user.optimizer == RowWiseAdagrad(lr=0.5)
+    assert (run.optimizer.name, run.optimizer.lr) == ("adam", 0.1)
+
+
+def test_a_model_without_a_name_is_refused(run_file):
+    assert 'model: a "name" is needed' in refused(run_file("[data]\npath = 'clicks'\n[model]\ntop = [8]\n"))
 
 
 def test_a_wide_model_gets_one_value_more_in_every_row(run_file):
@@ -189,8 +201,7 @@ def test_an_override_that_cannot_be_is_refused_by_its_text(run_file, override):
 
 def test_settings_as_run_are_a_run_file_that_says_the_same(run_file, tmp_path):
     text = (
-        SMALL
-        + "[tables]\neviction.ttl = 9\n[tables.item]\nwithout = ['eviction']\n[train]\nlog_every = 5\n"
+        SMALL + "[tables]\neviction.ttl = 9\n[tables.item]\nwithout = ['eviction']\n[train]\nlog_every = 5\n"
     )
     run = load_run(run_file(text), ['tables."odd name".dim=4', "data.test=''"])
     again = tmp_path / "elsewhere" / "settings.toml"

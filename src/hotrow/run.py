@@ -29,7 +29,7 @@ from hotrow.policy import Policy, Sync
 from hotrow.settings import Settings, parse
 from hotrow.store.optimizers import Optimizer, RowWiseAdagrad
 from hotrow.table import Admission, Eviction, Feature, Init, Table, Uniform
-from hotrow.toml import to_toml
+from hotrow.toml import override_setting, to_toml
 from hotrow.train.dense import DenseAdam, DenseOptimizer
 
 
@@ -72,25 +72,25 @@ class Tables(Settings):
     @model_validator(mode="before")
     @classmethod
     def _complete_sections(cls, data: Any) -> Any:
-        """Gives a table's `optimizer = {lr = 1}` the shared optimizer's name, and so on."""
+        """Gives `optimizer.lr = 1` without a name the default's name, or for a table the shared one's."""
         if not isinstance(data, dict):
             return data
         out = dict(data)
+        for name, value in data.items():
+            if name in cls.model_fields:
+                out[name] = _below(cls.model_fields[name].default, value)
         for name, section in data.items():
             if name in cls.model_fields:
                 continue
             if not isinstance(section, (dict, TableSection)):
                 raise _unknown("setting", name, cls.model_fields)
             if isinstance(section, dict):
-                out[name] = {key: _below(cls._shared(data, key), value) for key, value in section.items()}
+                out[name] = {key: _below(cls._shared(out, key), value) for key, value in section.items()}
         return out
 
     @classmethod
     def _shared(cls, data: Mapping[str, Any], key: str) -> Any:
-        if key in data:
-            return data[key]
-        default = cls.model_fields[key].default if key in cls.model_fields else None
-        return default.model_dump() if isinstance(default, Settings) else default
+        return data.get(key, cls.model_fields[key].default if key in cls.model_fields else None)
 
     def table(self, name: str) -> Table:
         """The settings of one table: its own section over what all share."""
@@ -187,6 +187,11 @@ class Run(Settings):
             )
         return self
 
+    @field_validator("optimizer", mode="before")
+    @classmethod
+    def _adam_unless_named(cls, value: Any) -> Any:
+        return {"name": "adam", **value} if isinstance(value, dict) else value
+
     @field_validator("policy", mode="before")
     @classmethod
     def _known_policy(cls, value: Any) -> Any:
@@ -235,7 +240,7 @@ def load_run(path: Path | str, overrides: Sequence[str] = ()) -> Run:
     path = Path(path)
     data = _read(path)
     for override in overrides:
-        _set(data, override)
+        override_setting(data, override)
     data.setdefault("output", {})
     if isinstance(data["output"], dict):
         data["output"].setdefault("folder", str(Path("runs") / path.stem))
@@ -267,41 +272,6 @@ def _read(path: Path) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{path} is not valid TOML: {str(error)[:1].lower()}{str(error)[1:]}.") from None
-
-
-def _set(data: dict[str, Any], override: str) -> None:
-    """Puts one "key=value" into `data`; what stood at that key is replaced."""
-    key, equals, text = override.partition("=")
-    if not equals or not key.strip():
-        raise SettingsError(f'--set {override}: write it as key=value, as in "train.epochs=2".')
-    *sections, last = _key_path(key.strip(), override)
-    at = data
-    for name in sections:
-        at = at.setdefault(name, {})
-        if not isinstance(at, dict):
-            raise SettingsError(f'--set {override}: "{name}" is a value, it has no settings below it.')
-    at[last] = _value(text.strip(), override)
-
-
-def _key_path(key: str, override: str) -> list[str]:
-    try:
-        below: Any = tomllib.loads(f"{key} = 0")
-    except tomllib.TOMLDecodeError:
-        raise SettingsError(f'--set {override}: "{key}" is not the name of a setting.') from None
-    path = []
-    while isinstance(below, dict):
-        (name, below), *_ = below.items()
-        path.append(name)
-    return path
-
-
-def _value(text: str, override: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        if not text or text[0] in "[{\"'":
-            raise SettingsError(f"--set {override}: {text or 'nothing'} is not a TOML value.") from None
-        return text  # a bare word, as a shell leaves it of model.name="din"
 
 
 def _below(shared: Any, own: Any) -> Any:

@@ -44,6 +44,8 @@ def _sentence(finding: Any, model: type[BaseModel], where: str) -> str:
         tags = [tag.strip().strip("'") for tag in finding["ctx"]["expected_tags"].split(",")]
         tag = finding["ctx"]["tag"]
         return f'{place}: there is no {path[-1]} "{tag}".{nearest(tag, tags)}'
+    if finding["type"] == "union_tag_not_found":
+        return f'{place}: a "name" is needed that says which {path[-1]} it is.'
     if finding["type"] == "sentence":
         return f"{place}: {message}" if place else message
     if finding["type"] == "missing":

@@ -30,6 +30,10 @@ app = typer.Typer(
 )
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; can be given several times."),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is already there.")]
 
 
@@ -55,6 +59,41 @@ def _hotrow(
     ] = False,
 ) -> None:
     pass
+
+
+@app.command()
+def synth(
+    folder: Annotated[Path, typer.Argument(help="Where the log is put.")],
+    samples: Annotated[int, typer.Option("--samples", min=1, help="How many samples to make.")] = 400_000,
+    settings: Settings = None,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a session log whose truth is known, so that the best AUC a model can reach is known too.
+
+    What can be set is in SynthSettings of hotrow.data.synth: users, items, seed, strength, ...
+
+    \b
+    Example:
+      hotrow synth logs/small --samples 100000 --set users=2000 --set seed=7
+      hotrow prepare logs/small data/small
+    """
+    from hotrow.cli import show
+    from hotrow.data.synth import SynthSettings, write_log
+    from hotrow.settings import parse
+    from hotrow.toml import override_setting
+
+    wanted: dict[str, Any] = {"samples": samples}
+    for setting in settings or []:
+        override_setting(wanted, setting)
+    percent = _percent("Making, percent")
+    facts = write_log(
+        parse(SynthSettings, wanted),
+        folder,
+        overwrite=overwrite,
+        progress=lambda done, total: percent(done, done, total),
+    )
+    _give({"path": str(folder), **facts}, as_json, show.made)
 
 
 @app.command()
@@ -109,10 +148,7 @@ def prepare(
 @app.command()
 def train(
     run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file.")],
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; can be given several times."),
-    ] = None,
+    settings: Settings = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
@@ -226,11 +262,14 @@ def bench(
 
 @app.command()
 def demo(
-    folder: Annotated[Path, typer.Option("--folder", help="Where to put data and run.")] = Path("runs/demo"),
-    overwrite: Overwrite = False,
+    folder: Annotated[Path, typer.Option("--folder", help="Where to put log, data set and run.")] = Path(
+        "runs/demo"
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Make a session log, prepare it, train on it, and compare with the best AUC reachable.
+
+    What an earlier demo left in the folder is replaced.
 
     \b
     Example:
@@ -240,7 +279,7 @@ def demo(
     from hotrow.demo import demo as run_demo
     from hotrow.train.progress import watching
 
-    _give(run_demo(folder, overwrite=overwrite, progress=watching()), as_json, show.demonstrated)
+    _give(run_demo(folder, progress=watching()), as_json, show.demonstrated)
 
 
 def _percent(what: str) -> Callable[[int, int, int], None]:

@@ -24,6 +24,34 @@ _METRICS = {
 }
 
 
+def made(data: Mapping[str, Any]) -> None:
+    """A synthetic log."""
+    rows = [(name.replace("_", " "), _fact(v)) for name, v in data.items() if not isinstance(v, dict)]
+    _pairs("Log", [*rows, ("next", f"hotrow prepare {data['path']} DATA")])
+
+
+def demonstrated(data: Mapping[str, Any]) -> None:
+    """The demo: reached beside reachable, then where everything is."""
+    rows = [
+        ("AUC", _number(data["auc"]), _number(data["best_auc"]), f"{data['auc'] / data['best_auc']:.1%}"),
+        ("log loss", _number(data["log_loss"]), _number(data["best_log_loss"]), ""),
+    ]
+    _table("", ("test", "reached", "best reachable", "share"), rows)
+    _console().print()
+    steps = [(name, duration(seconds)) for name, seconds in data["seconds"].items()]
+    _pairs(
+        "",
+        [
+            ("samples", f"{data['samples']:,}"),
+            ("samples a second", f"{data['samples_per_second']:,.0f}"),
+            *steps,
+        ],
+    )
+    _console().print()
+    _pairs("Written", [(name, data[name]) for name in ("log", "data", "run_file", "run")])
+    _console().print(f"\nGo on with: hotrow inspect {data['run']}", highlight=False, soft_wrap=True)
+
+
 def result_as_data(result: Result) -> dict[str, Any]:
     """A training result as plain data."""
     return {**asdict(result), "samples_per_second": result.samples_per_second}
@@ -89,7 +117,9 @@ def size(count: float) -> str:
 
 
 def _data_set(data: Mapping[str, Any]) -> None:
-    facts = [(name.replace("_", " "), _fact(value)) for name, value in data["facts"].items()]
+    facts = [
+        (name.replace("_", " "), _fact(v)) for name, v in data["facts"].items() if not isinstance(v, dict)
+    ]
     _pairs(
         "Data set", [("path", data["path"]), ("size", size(data["bytes"])), ("label", data["label"]), *facts]
     )

@@ -94,7 +94,7 @@ def _text_keys(array: pa.Array) -> NDArray[np.int64]:
 
 
 def times(array: pa.Array) -> Made:
-    """Integers as they are; timestamps and dates as microseconds since 1970; text as the integer it spells."""
+    """Integers as they are; dates and timestamps as microseconds since 1970; text as what it spells."""
     kind = array.type
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         stamps = pc.cast(array, pa.timestamp("us", getattr(kind, "tz", None)), safe=False)
@@ -138,7 +138,7 @@ def key_lists(array: pa.Array, feature: Column) -> Made:
 
 
 def weight_lists(array: pa.Array, feature: Column, keys: pa.Array) -> Made:
-    """A row's weights must be as many as its keys; where they are not, it gets ones, and the row is at fault."""
+    """A row has as many weights as keys; where it has not, it gets ones, and the row is at fault."""
     wanted = np.diff(keys.offsets.to_numpy())
     lists = _lists(array, feature.separator)
     if lists is None:

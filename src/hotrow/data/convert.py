@@ -36,7 +36,7 @@ class BadRows:
     examples: list[str] = field(default_factory=list)
 
     def refuse_or_skip(self, sentence: Callable[[int], str], count: int) -> None:
-        """Raises the first sentence, or counts `count` rows as set aside and keeps some sentences as examples."""
+        """Raises the first sentence, or sets `count` rows aside and keeps some sentences as examples."""
         if self.policy != "skip":
             raise DataError(f"{sentence(0)} Mend it, or set such rows aside with bad = skip.")
         self.skipped += count

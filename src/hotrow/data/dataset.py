@@ -37,7 +37,7 @@ class Manifest(Settings):
     format: str = FORMAT
     version: int = VERSION
     splits: dict[str, tuple[Part, ...]]
-    facts: dict[str, Any] = {}
+    facts: dict[str, Any] = Field(default_factory=dict)
 
 
 def arrow_schema(schema: Schema) -> pa.Schema:
@@ -82,8 +82,8 @@ class DataSet:
                 raise DataError(f"{path}: the part {part.file} is missing. Copy it again or prepare again.")
             if file.stat().st_size != part.bytes:
                 raise DataError(
-                    f"{file} has {file.stat().st_size:,} bytes, the manifest says {part.bytes:,}: it was cut short "
-                    f"or altered. Copy it again or prepare again."
+                    f"{file} has {file.stat().st_size:,} bytes, the manifest says {part.bytes:,}: it was cut "
+                    f"short or altered. Copy it again or prepare again."
                 )
         return dataset
 

@@ -1,7 +1,7 @@
 """A folder that appears whole or not at all: written beside its place, then renamed into it.
 
-A folder that is already there is kept unless it is empty or the caller overwrites, and even then only one that
-carries the same `mark` file is replaced, so that a mistyped path cannot cost a home directory.
+A folder that is already there is kept unless it is empty or the caller overwrites, and even then only one
+that carries the same `mark` file is replaced, so that a mistyped path cannot cost a home directory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hotrow.errors import DataError
 
 
 class NewFolder:
-    """`with NewFolder(path, mark) as new:` write into `new.work`; leaving without an error puts it at `path`."""
+    """`with NewFolder(path, mark) as new:` write into `new.work`; without an error it ends up at `path`."""
 
     def __init__(self, path: Path | str, mark: str, overwrite: bool = False) -> None:
         self.path = Path(path).absolute()
@@ -35,8 +35,8 @@ class NewFolder:
                 )
             if not (self.path / self.mark).is_file():
                 raise DataError(
-                    f"{self.path} is not empty and has no {self.mark}, so it was not written by this command; "
-                    f"it is not overwritten. Name another folder."
+                    f"{self.path} is not empty and has no {self.mark}, so it was not written by this command "
+                    f"and is not overwritten. Name another folder."
                 )
         try:
             self.work.mkdir(parents=True)

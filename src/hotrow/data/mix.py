@@ -1,4 +1,4 @@
-"""`mix64`, a bijection of 64-bit integers that looks random (the finalizer of SplitMix64), and `Randoms` made of it.
+"""`mix64`, a bijection of 64-bit integers that looks random (SplitMix64's last step), and `Randoms` of it.
 
 Being functions of their input alone, they give the same numbers whatever order or chunks they are asked in.
 """
@@ -35,8 +35,7 @@ class Randoms:
         state = np.full(1, self._salt(name))
         for counter in counters:
             state = mix64((state ^ counter.astype(np.uint64)) + _GOLDEN)
-        drawn: Floats = (state >> np.uint64(11)) * 2.0**-53
-        return drawn
+        return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def normals(self, name: str, rows: int, columns: int) -> Floats:
         """Standard normal, [rows, columns]; a row does not depend on how many there are."""

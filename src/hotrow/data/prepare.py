@@ -44,7 +44,7 @@ def prepare(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> DataSet:
-    """Reads the log `source` and writes the data set `out`; see `hotrow.data.split` for how it can be split."""
+    """Reads the log `source` and writes the data set `out`; `hotrow.data.split` lists the splits."""
     for name, given, known in (("format", format, get_args(Format)), ("bad", bad, get_args(BadPolicy))):
         if given not in known:
             raise SettingsError(f'There is no {name} "{given}".{nearest(given, known)}')

@@ -1,9 +1,9 @@
 """`Reader`: batches of a data set in an order that seed and epoch alone decide, read ahead by threads.
 
-An epoch's order is made of windows. The row groups of the split are permuted by (seed, epoch), every `window` of
-them form a window, and the samples of a window are permuted among themselves: as random as a window is wide,
-at the price of reading whole row groups and holding `threads` + 1 windows in memory. Without `shuffle` the
-order is that of the files.
+An epoch's order is made of windows. The row groups of the split are permuted by (seed, epoch), each `window`
+of them form a window, and the samples of a window are permuted among themselves: as random as a window is
+wide, at the price of reading whole row groups and holding `threads` + 1 windows in memory. Without `shuffle`
+the order is that of the files.
 
 The epoch is cut into steps of `world` batches, and rank r takes the r-th batch of each step: the samples of a
 step do not depend on the number of ranks, only on `world * batch_size`. What remains for the last step is
@@ -37,12 +37,12 @@ from hotrow.errors import DataError, SettingsError
 
 class _RowGroup(NamedTuple):
     file: Path
-    index: int
+    number: int
     samples: int
 
 
 class Reader:
-    """Iterating gives the batches from the present position to the end of the epoch, and moves to the next epoch.
+    """Iterating gives the batches from the present position to the end of the epoch; then comes the next.
 
     reader = Reader(dataset, "train", 2048, seed=1)
     for epoch in range(3):
@@ -109,7 +109,7 @@ class Reader:
     def seek(self, epoch: int, batch: int = 0) -> None:
         """The next batch is `batch` of `epoch`; the end of an epoch is the beginning of the next."""
         if epoch < 0 or not 0 <= batch <= len(self):
-            raise SettingsError(f"There is no batch {batch} in epoch {epoch}: an epoch has {len(self)} batches.")
+            raise SettingsError(f"There is no batch {batch} of epoch {epoch}: it has {len(self)} batches.")
         self._epoch, self._batch = (epoch + 1, 0) if batch == len(self) else (epoch, batch)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -180,7 +180,9 @@ class Reader:
             if not len(own):
                 continue
             whole = bool((own[1:, 0] == own[:-1, 1]).all())
-            rows: Rows = slice(own[0, 0], own[-1, 1]) if whole else np.concatenate([np.arange(a, b) for a, b in own])
+            rows: Rows = slice(int(own[0, 0]), int(own[-1, 1]))
+            if not whole:
+                rows = np.concatenate([np.arange(first, last) for first, last in own])
             if self._shuffle:
                 rows = np.random.default_rng([self._seed, epoch, number]).permutation(count)[rows]
             yield members, rows
@@ -192,7 +194,9 @@ class Reader:
                 file = pq.ParquetFile(group.file, metadata=self._footers.get(group.file))
                 self._footers[group.file] = file.metadata
                 with file:
-                    tables.append(file.read_row_group(group.index, self._columns, use_threads=False))
+                    tables.append(file.read_row_group(group.number, self._columns, use_threads=False))
             except (OSError, KeyError, pa.ArrowException) as error:
-                raise DataError(f"{group.file}, row group {group.index}, cannot be read: {error}.") from error
+                raise DataError(
+                    f"{group.file}, row group {group.number}, cannot be read: {error}."
+                ) from error
         return Samples.take(pa.concat_tables(tables), rows, self.dataset.schema)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,7 @@ from hotrow.data.batch import Batch, Group
 from hotrow.data.schema import MISSING, Column, Schema
 
 Rows = slice | NDArray[np.int64]
+N = TypeVar("N", bound=np.generic)
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,9 @@ class _Keys:
 
     @staticmethod
     def join(parts: Sequence[_Keys]) -> _Keys:
-        values = np.concatenate([p.values for p in parts])
-        weights = [p.weights for p in parts if p.weights is not None]
         lengths = [np.diff(p.offsets) for p in parts if p.offsets is not None]
-        return _Keys(
-            values, _offsets(np.concatenate(lengths)) if lengths else None, np.concatenate(weights) if weights else None
-        )
+        offsets = _offsets(np.concatenate(lengths)) if lengths else None
+        return _Keys(np.concatenate([p.values for p in parts]), offsets, _joined([p.weights for p in parts]))
 
 
 @dataclass(frozen=True)
@@ -63,12 +62,11 @@ class Samples:
     def take(table: pa.Table, rows: Rows, schema: Schema) -> Samples:
         """Samples `rows` of a prepared table, in that order. A null is a missing key, 0 or an empty bag."""
 
-        def numbers(name: str, missing: int | float) -> NDArray[np.generic]:
+        def numbers(name: str, missing: int | float) -> Any:
             column = table.column(name)
             if column.null_count:
                 column = pc.fill_null(column, missing)
-            taken: NDArray[np.generic] = column.to_numpy()[rows]
-            return taken
+            return column.to_numpy()[rows]
 
         size = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
         dense = np.empty((size, len(schema.dense)), dtype=np.float32) if schema.dense else None
@@ -78,13 +76,13 @@ class Samples:
             schema,
             size,
             tuple(
-                _Keys(numbers(f.column, MISSING)) if f.kind == "key" else _lists(table, f, rows)  # type: ignore[arg-type]
+                _Keys(numbers(f.column, MISSING)) if f.kind == "key" else _lists(table, f, rows)
                 for f in schema.features
             ),
             dense,
-            numbers(schema.label, float("nan")),  # type: ignore[arg-type]
-            None if schema.weight is None else numbers(schema.weight, 1.0),  # type: ignore[arg-type]
-            None if schema.user is None else numbers(schema.user, MISSING),  # type: ignore[arg-type]
+            numbers(schema.label, float("nan")),
+            None if schema.weight is None else numbers(schema.weight, 1.0),
+            None if schema.user is None else numbers(schema.user, MISSING),
         )
 
     def part(self, first: int, last: int) -> Samples:
@@ -119,9 +117,11 @@ class Samples:
         features = list(zip(self.schema.features, self.keys, strict=True))
         groups = []
         for weighted in (False, True):
-            named = [(f.name, keys.part(first, last)) for f, keys in features if (f.weights is not None) == weighted]
-            if named:
-                groups.append(_group(named, last - first))
+            members = [(f.name, keys) for f, keys in features if (f.weights is not None) == weighted]
+            if members:
+                groups.append(
+                    _group([(name, keys.part(first, last)) for name, keys in members], last - first)
+                )
         return Batch(
             tuple(groups),
             _tensor(self.dense, first, last),
@@ -152,7 +152,8 @@ def _group(features: Sequence[tuple[str, _Keys]], size: int) -> Group:
         offsets = np.arange(len(values) + 1, dtype=np.int64)
     else:
         one = np.ones(size, dtype=np.int64)
-        offsets = _offsets(np.concatenate([one if k.offsets is None else np.diff(k.offsets) for _, k in features]))
+        lengths = [one if keys.offsets is None else np.diff(keys.offsets) for _, keys in features]
+        offsets = _offsets(np.concatenate(lengths))
     return Group(
         tuple(name for name, _ in features),
         torch.from_numpy(values),
@@ -168,7 +169,7 @@ def _offsets(lengths: NDArray[np.generic]) -> NDArray[np.int64]:
     return offsets
 
 
-def _joined(parts: Sequence[NDArray[np.generic] | None]) -> NDArray[np.generic] | None:
+def _joined(parts: Sequence[NDArray[N] | None]) -> NDArray[N] | None:
     present = [p for p in parts if p is not None]
     return np.concatenate(present) if present else None
 

@@ -5,9 +5,9 @@ set stands beside it as `schema.json`. The same model serves both: `prepared()` 
 first, with columns named after the features that use them.
 
 Keys need no vocabulary. An integer is its own key. Text that is an int64 in its usual decimal form ("42",
-"-7", not "042") is that integer, so CSV and Parquet of the same log agree; any other text is the first 8 bytes
-of its BLAKE2b hash (`hash_text`), so two of n texts share a key with probability about n²/2^65: one in a
-million at 8 million texts. A missing key, or an empty text, is `MISSING`; a missing list is an empty bag.
+"-7", not "042") is that integer, so CSV and Parquet of the same log agree; any other text is its BLAKE2b hash
+of 8 bytes (`hash_text`), so some two of n texts share a key with a chance of about n²/2^65: one in a million
+at 6 million texts. A missing key, or an empty text, is `MISSING`; a missing list is an empty bag.
 """
 
 from __future__ import annotations
@@ -165,6 +165,7 @@ def _refuse_clashes(log: Schema, prepared: Schema) -> None:
     for name, kind, source in named:
         if holds.setdefault(name, (kind, source)) != (kind, source):
             raise SettingsError(
-                f'The data set would have two different columns "{name}", from "{holds[name][1]}" ({holds[name][0]}) '
-                f'and "{source}" ({kind}). Give the feature another name, and its column as column = "{source}".'
+                f'The data set would have two different columns "{name}", from "{holds[name][1]}" '
+                f'({holds[name][0]}) and "{source}" ({kind}). Give the feature another name and keep its '
+                f"column with column = ...."
             )

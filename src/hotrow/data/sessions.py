@@ -54,7 +54,8 @@ class Visits:
         return Visits(*(getattr(self, f.name)[rows] for f in fields(self)))
 
     def join(self, other: Visits) -> Visits:
-        return Visits(*(np.concatenate([getattr(self, f.name), getattr(other, f.name)]) for f in fields(self)))
+        pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+        return Visits(*(np.concatenate(pair) for pair in pairs))
 
     def state(self, feature: int) -> tuple[Ints, Ints]:
         """What, with the user, decides the value of a slow feature: the user's own until it first changes."""
@@ -121,7 +122,8 @@ class Sessions:
         if mean == 1:
             return np.ones(len(sessions), dtype=np.int64)
         drawn = np.log1p(-self._random.uniform("session length", sessions)) / np.log1p(-1 / mean)
-        return 1 + np.minimum(drawn, 20 * mean).astype(np.int64)
+        lengths: Ints = 1 + np.minimum(drawn, 20 * mean).astype(np.int64)
+        return lengths
 
     def _remember(self, v: Visits, oldest: int, newest: int) -> Visits:
         """`v` with histories and strictly growing times; what later visits need is kept."""
@@ -163,7 +165,8 @@ class Sessions:
         old = np.minimum(self._seen[users], keep)
         oldest = self._seen[users] - old
         begins = np.cumsum(old + sizes) - (old + sizes)
-        seen = np.empty(int((old + sizes).sum()), dtype=np.int32)  # for each user what is remembered, then what is new
+        # for each user what is remembered, then what is new
+        seen = np.empty(int((old + sizes).sum()), dtype=np.int32)
         owner = np.repeat(np.arange(len(users)), old)
         at = np.arange(len(owner)) - np.repeat(np.cumsum(old) - old, old)
         seen[begins[owner] + at] = self._recent[users[owner], (oldest[owner] + at) % keep]

@@ -42,7 +42,7 @@ class Last(_Split):
 
     def settle(self, samples: int, times: np.ndarray | None) -> FromTime | AfterSamples:
         """The split this is for a log of so many samples at these times."""
-        first = samples - int(round(samples * self.value))
+        first = samples - round(samples * self.value)
         if times is None or not len(times) or first >= len(times):
             return AfterSamples(value=first)
         return FromTime(value=int(np.partition(times, first)[first]))

@@ -2,14 +2,15 @@
 
 Users, items, interests and contexts have planted factors and effects. A sample's logit is
 
-    bias + user + item + Σ context + Σ slow + dense·w + item factor · (user factor + mean interest + mean history)
+    bias + user + item + Σ context + Σ slow + dense·w + item factor · (user factor + Σ interests + history)
 
-and its label a coin with that chance. Nobody can rank the test samples better than the true logit does: its AUC
-(`best_auc`) and log loss go to the log's facts. Keys follow Zipf's law and are spread over all of int64.
+with means over the lists, and its label a coin with that chance. Nothing ranks samples better than the true
+logit does, but for luck: its AUC on the test part (`best_auc`) and its log loss go to the log's facts. Keys
+follow Zipf's law and are spread over all of int64.
 
-Sessions begin every few seconds, last minutes and overlap; the log is in order of time, as a real one is. Slow
-features of a user, and the snapshot of the history, change within a session with probability `change` a sample;
-a history holds the last items that the user saw before its snapshot, so it slides.
+Sessions begin every few seconds, last minutes and overlap; the log is in order of time, as a real one is. In
+a session, slow features of the user and the snapshot of the history change with chance `change` a sample; a
+history holds the last items that the user saw before its snapshot, so it slides.
 
 Every number is a hash of seed, session and sample, so a log is the same however it is chunked. About 0.4
 million samples a second on one core; memory grows with users, items and test samples only.
@@ -58,9 +59,9 @@ class SynthSettings(Settings):
     factors: int = Field(4, gt=0, description="dimension of the planted factors")
     strength: float = Field(1.0, ge=0, description="scales all that tells labels apart; 0 makes them coins")
     change: float = Field(0.1, ge=0, le=1, description="chance of a change within a session, a sample")
-    test: float = Field(0.1, gt=0, lt=1, description="the last part of the log, for which the best AUC is known")
+    test: float = Field(0.1, gt=0, lt=1, description="share of the log, its end, that best_auc is for")
 
-    def schema(self) -> Schema:
+    def log_schema(self) -> Schema:
         """What the columns of the log mean."""
         return Schema(
             label="label",
@@ -68,7 +69,13 @@ class SynthSettings(Settings):
             features=(
                 Column(name="user"),
                 Column(name="item"),
-                Column(name="history", kind="keys", table="item", pooling="sequence", max_length=self.history_length),
+                Column(
+                    name="history",
+                    kind="keys",
+                    table="item",
+                    pooling="sequence",
+                    max_length=self.history_length,
+                ),
                 *(Column(name=f"interests_{i}", kind="keys", pooling="mean") for i in range(self.interests)),
                 *(Column(name=f"slow_{i}") for i in range(self.slow)),
                 *(Column(name=f"context_{i}") for i in range(self.contexts)),
@@ -86,7 +93,7 @@ def write_log(
     overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Writes the log to folder `out`, ready for `prepare`, and gives its facts; `progress` gets rows and total."""
+    """Writes the log to folder `out`, ready for `prepare`; gives its facts. `progress` gets rows and total."""
     first_test = settings.samples - max(1, round(settings.samples * settings.test))
     logits: list[Floats] = []
     labels: list[NDArray[np.float32]] = []
@@ -114,7 +121,7 @@ def write_log(
                 writer.abandon()
             raise
         facts = _facts(settings, np.concatenate(logits), np.concatenate(labels), test_from)
-        write_text(folder.work / "schema.json", settings.schema().to_json())
+        write_text(folder.work / "schema.json", settings.log_schema().to_json())
         known = {"split": f"time:{test_from}", "facts": facts}
         write_text(folder.work / LOG, json.dumps(known, indent=2) + "\n")
     return facts
@@ -149,9 +156,8 @@ class _World:
             name: random.normals(name, s.vocabulary, 1)[:, 0]
             for name in (*self._names("slow", s.slow), *self._names("context", s.contexts))
         }
-        self._interests = {
-            name: random.normals(name, s.vocabulary, d) / d**0.5 for name in self._names("interests", s.interests)
-        }
+        interests = self._names("interests", s.interests)
+        self._interests = {name: random.normals(name, s.vocabulary, d) / d**0.5 for name in interests}
         self._keys = {
             table: random.keys(table, count)
             for table, count in (
@@ -235,7 +241,9 @@ def _lists(values: Ints, lengths: Ints) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
 
 
-def _facts(settings: SynthSettings, logits: Floats, labels: NDArray[np.float32], test_from: int) -> dict[str, Any]:
+def _facts(
+    settings: SynthSettings, logits: Floats, labels: NDArray[np.float32], test_from: int
+) -> dict[str, Any]:
     likely = np.logaddexp(0, np.where(labels > 0, -logits, logits))
     return {
         "made_by": "hotrow synth",
@@ -248,7 +256,7 @@ def _facts(settings: SynthSettings, logits: Floats, labels: NDArray[np.float32],
 
 
 def auc(scores: Floats, labels: NDArray[np.float32]) -> float | None:
-    """The chance that a positive sample scores above a negative one, ties counting half; None without both."""
+    """The chance that a positive sample scores above a negative one, ties half; None without both."""
     positive = labels > 0
     above, below = int(positive.sum()), int((~positive).sum())
     if not above or not below:

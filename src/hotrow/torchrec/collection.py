@@ -101,8 +101,9 @@ class _Collection(nn.Module):
             outside = _rows_outside(self._store(config.name), config.num_embeddings)
             if outside:
                 raise CheckpointError(
-                    f"Table {config.name} has {outside} rows of keys outside 0 to {config.num_embeddings - 1}, "
-                    f"for which a TorchRec state dict has no place; save it with rows.snapshot(folder)."
+                    f"Table {config.name} has {outside} rows with keys outside 0 to "
+                    f"{config.num_embeddings - 1}, for which a TorchRec state dict has no place; "
+                    f"save it with rows.snapshot(folder)."
                 )
             weight = self.rows.read(config.name, torch.arange(config.num_embeddings))
             destination[self._weight_name(prefix, config)] = weight.to(_dtype(self.rows.tables[config.name]))

@@ -110,8 +110,8 @@ def _init(config: Any) -> Init:
                 return Normal(std=std)
     raise SettingsError(
         f"Table {config.name}: rows cannot start from {_shown(fn)}. A row starts from its key alone: uniform "
-        f"between -x and x (weight_init_min and weight_init_max), normal around 0, or one value, by a "
-        f"function of torch.nn.init without a generator. Weights made in another way come in with load_state_dict."
+        f"between -x and x (weight_init_min and weight_init_max), normal around 0, or one value, each by a "
+        f"function of torch.nn.init without a generator. Other weights come in with load_state_dict."
     )
 
 

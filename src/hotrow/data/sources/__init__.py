@@ -1,4 +1,4 @@
-"""Raw logs of several kinds, each read in chunks of bounded size: `open_source` finds out which kind it is."""
+"""Raw logs of several kinds, read in chunks of bounded size; `open_source` finds out which kind it is."""
 
 from __future__ import annotations
 

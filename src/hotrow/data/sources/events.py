@@ -130,8 +130,8 @@ def _dialect(file: Path) -> tuple[Dialect, dict[str, str]]:
         found = [name for name in header if name.lower() in known]
         if not found:
             raise DataError(
-                f"{file}:1: there is no column for the {role}; looked for {', '.join(known)}.{nearest(role, header)} "
-                f"Other logs are read through a schema."
+                f"{file}:1: there is no column for the {role}; looked for {', '.join(known)}."
+                f"{nearest(role, header)} Other logs are read through a schema."
             )
         names[role] = found[0]
     return Dialect(delimiter, quoted=True), names

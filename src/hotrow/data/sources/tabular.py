@@ -38,8 +38,8 @@ class Tabular(Source):
         own = next((path / name for name in SCHEMAS if path.is_dir() and (path / name).is_file()), None)
         if schema is None and own is None:
             raise SettingsError(
-                f"{path} does not say what its columns mean. Write a schema (label, dense, features) as a TOML file "
-                f"and give it as --schema FILE."
+                f"{path} does not say what its columns mean. Write a schema (label, dense, features) as "
+                f"a TOML file and give it as --schema FILE."
             )
         self.schema = schema if schema is not None else Schema.read(own)  # type: ignore[arg-type]
         self._known = _read_log(path / LOG) if path.is_dir() and (path / LOG).is_file() else {}

@@ -136,7 +136,8 @@ def _parse(
         def sentence(i: int) -> str:
             row = malformed[i]
             shown = row.text if len(row.text) <= 60 else row.text[:57] + "..."
-            return f"{file}:{lines[at[i]]}: expected {row.expected_columns} cells, found {row.actual_columns}: {shown!r}."
+            wanted, found = row.expected_columns, row.actual_columns
+            return f"{file}:{lines[at[i]]}: expected {wanted} cells, found {found}: {shown!r}."
 
         bad.refuse_or_skip(sentence, len(malformed))
         lines = np.delete(lines, at)

@@ -1,0 +1,59 @@
+# Everything a newcomer needs: `make demo` and `make test` set the machine up by themselves.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+NATIVE := CMakeLists.txt $(wildcard native/*)
+
+.PHONY: help demo test check format bench clean
+help:
+	@echo "make demo     make a session log, prepare it, train on it, evaluate (3 minutes)"
+	@echo "make test     run the tests"
+	@echo "make check    lint, formatting, types; the native core is always built with warnings as errors"
+	@echo "make format   let ruff mend what it can"
+	@echo "make bench    hotrow bench store, against FBGEMM and torch.nn.EmbeddingBag"
+	@echo "make clean    remove what the other targets made"
+
+demo: $(VENV)/ready
+	@$(BIN)/hotrow demo
+
+test: $(VENV)/ready $(VENV)/peers
+	@echo "== running the tests"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+
+check: $(VENV)/ready
+	@echo "== ruff, mypy"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(VENV)/ready
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(VENV)/ready $(VENV)/peers
+	@$(BIN)/hotrow bench store
+
+$(VENV)/tools: constraints.txt
+	@echo "== making $(VENV) and installing PyTorch and tools (a few minutes the first time)"
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Hotrow needs Python 3.11 or newer; try make PYTHON=python3.12")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q --upgrade pip
+	@$(BIN)/python -m pip install -q -c constraints.txt torch scikit-build-core nanobind cmake ninja \
+		hypothesis mypy pytest pytest-xdist ruff tensorboard
+	@touch $@
+
+$(VENV)/ready: $(VENV)/tools pyproject.toml $(NATIVE)
+	@echo "== building the native core and installing hotrow"
+	@$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation \
+		-C cmake.define.HOTROW_STRICT=ON -e '.[tensorboard]'
+	@touch $@
+
+# TorchRec and FBGEMM, to be tested and measured against. Without their dependencies: those would bring CUDA builds.
+$(VENV)/peers: $(VENV)/tools requirements-peers.txt
+	@echo "== installing the peers: TorchRec and FBGEMM for CPU"
+	@$(BIN)/python -m pip install -q --no-deps -r requirements-peers.txt
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist runs .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,105 @@
+"""Batches: checked on construction with messages that name the feature; expanded only where asked."""
+
+import pytest
+import torch
+from hypothesis import given
+
+from hotrow import Batch, Group, Jagged
+from hotrow.errors import BatchError
+from shapes import cases
+
+
+def ints(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def test_tensors_lists_and_jagged_features_make_a_plain_batch():
+    batch = Batch.plain(
+        {
+            "one": ints(5, 6),
+            "two": torch.tensor([[1, 2], [3, 4]]),
+            "bags": [[7, 8, 9], []],
+            "weighted": Jagged(ints(1, 2), ints(0, 0, 2), torch.tensor([0.5, 2.0])),
+        },
+        dense=torch.zeros(2, 3),
+        labels=torch.zeros(2),
+    )
+    assert len(batch) == 2
+    assert batch.features == ("one", "two", "bags", "weighted")
+    assert batch["two"].values.tolist() == [1, 2, 3, 4]
+    assert batch["bags"].lengths.tolist() == [3, 0]
+    assert batch["weighted"].weights.tolist() == [0.5, 2.0]
+    assert [g.features for g in batch.groups] == [("one", "two", "bags"), ("weighted",)]
+
+
+@given(cases(steps=1))
+def test_expanding_spells_out_every_sample(case):
+    (batch,) = case.batches
+    expanded = batch.expand()
+    assert expanded.size == batch.size
+    for name in batch.features:
+        group, short, long = batch.group_of(name), batch[name], expanded[name]
+        inverse = torch.arange(batch.size) if group.inverse is None else group.inverse
+        for sample, unique in enumerate(inverse.tolist()):
+            a, b = int(short.offsets[unique]), int(short.offsets[unique + 1])
+            c, d = int(long.offsets[sample]), int(long.offsets[sample + 1])
+            assert short.values[a:b].tolist() == long.values[c:d].tolist()
+            if short.weights is not None:
+                assert short.weights[a:b].tolist() == long.weights[c:d].tolist()
+
+
+GOOD = Group(("a", "b"), ints(1, 2, 3), ints(0, 1, 2, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Batch((Group((), ints(), ints(0)),)), "A group of a batch has no features."),
+        (
+            lambda: Batch((Group(("a",), torch.tensor([1.0]), ints(0, 1)),)),
+            "values of feature a must be int64, not float32.",
+        ),
+        (lambda: Batch((Group(("a",), [1], ints(0, 1)),)), "values of feature a must be a tensor, not list."),
+        (
+            lambda: Batch((Group(("a",), ints(1)[None], ints(0, 1)),)),
+            "values of feature a must have 1 dimension, not 2.",
+        ),
+        (
+            lambda: Batch((Group(("a", "b"), ints(1), ints(0, 1)),)),
+            "Feature a, b: 2 offsets do not divide over 2 features",
+        ),
+        (
+            lambda: Batch((Group(("a",), ints(1, 2), ints(0, 1)),)),
+            "Feature a: offsets run from 0 to 1, but there are 2 values.",
+        ),
+        (
+            lambda: Batch((Group(("a", "b"), ints(1, 2, 3), ints(0, 1, 2, 1, 3)),)),
+            "Feature b: offsets decrease at sample 0",
+        ),
+        (
+            lambda: Batch((Group(("a",), ints(1), ints(0, 1), None, torch.ones(2)),)),
+            "Feature a: 2 weights for 1 values; each value needs one.",
+        ),
+        (
+            lambda: Batch((Group(("a",), ints(1), ints(0, 1), ints(0, 1)),)),
+            "Feature a: inverse names unique samples from 0 to 1, but there are 1.",
+        ),
+        (lambda: Batch((GOOD, GOOD)), "Feature a stands twice in the batch."),
+        (
+            lambda: Batch((GOOD, Group(("c",), ints(1), ints(0, 1)))),
+            "Feature c has 1 samples, the batch has 2.",
+        ),
+        (lambda: Batch((GOOD,), labels=torch.zeros(3)), "labels has 3 samples, the batch has 2."),
+        (lambda: Batch((GOOD,), dense=torch.zeros(2)), "dense must have 2 dimensions, not 1."),
+        (
+            lambda: Batch((GOOD,), labels=torch.zeros(2, dtype=torch.int64)),
+            "labels must be float32, not int64.",
+        ),
+        (lambda: Batch((GOOD,))["c"], 'The batch has no feature "c". Known here: a, b.'),
+        (lambda: Batch.plain({"a": ints(1, 2), "b": ints(1)}), "Feature b has 1 samples, others have 2."),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused_with_the_feature(make, message):
+    with pytest.raises(BatchError) as error:
+        make()
+    assert message in str(error.value)
