@@ -179,6 +179,15 @@ inline void update(std::vector<Request>& requests) {
     });
 }
 
+// Which keys have a row.
+inline void contains(Request request, bool* out) {
+    std::vector<Request> one;
+    one.push_back(std::move(request));
+    for_pieces(cut(one), [&](const Piece& piece) {
+        for_keys(piece, false, [&](size_t i, Part&, uint64_t, uint32_t slot) { out[i] = slot != kNoSlot; });
+    });
+}
+
 // Erases the rows of these keys; says how many there were.
 inline size_t erase(Request request) {
     std::atomic<size_t> erased{0};

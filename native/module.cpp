@@ -118,6 +118,14 @@ void update_rows(const std::vector<Store*>& stores, const Keys& keys, const Posi
     update(requests);
 }
 
+Request request_of(Store& store, const In<int64_t>& keys) {
+    Request r;
+    r.store = &store;
+    r.keys = keys.data();
+    r.n = keys.size();
+    return r;
+}
+
 Store* make_store(size_t dim, bool bf16, int optimizer, float weight_decay, float clip_value, float clip_norm, float bound,
                   float momentum, float dampening, bool nesterov, double beta1, double beta2, float eps, float initial,
                   int init, float init_scale, uint64_t salt, uint32_t admit_count, double admit_probability,
@@ -158,10 +166,7 @@ void import_columns(Store& store, const In<int64_t>& keys, const In<uint8_t>& va
     if (values.size() != n * store.shape().value_bytes() || state.size() != n * store.shape().state_dim ||
         clocks.size() != n || uses.size() != n || last.size() != n)
         throw std::invalid_argument("the columns do not have one row for each key");
-    Request r;
-    r.store = &store;
-    r.keys = keys.data();
-    r.n = n;
+    Request r = request_of(store, keys);
     const Imported in{reinterpret_cast<const std::byte*>(values.data()), state.data(), clocks.data(), uses.data(),
                       last.data()};
     nb::gil_scoped_release release;
@@ -215,15 +220,21 @@ void bind_store(nb::module_& m) {
             "steps", [](const Store& s) { return s.steps.load(); }, [](Store& s, uint64_t n) { s.steps = n; })
         .def("erase",
              [](Store& store, const In<int64_t>& keys) {
-                 Request r;
-                 r.store = &store;
-                 r.keys = keys.data();
-                 r.n = keys.size();
+                 Request r = request_of(store, keys);
                  nb::gil_scoped_release release;
                  return erase(std::move(r));
              })
+        .def("contains",
+             [](Store& store, const In<int64_t>& keys, const Out<bool>& out) {
+                 if (out.size() != keys.size()) throw std::invalid_argument("each key needs an answer");
+                 Request r = request_of(store, keys);
+                 nb::gil_scoped_release release;
+                 contains(std::move(r), out.data());
+             })
         .def("import_columns", &import_columns)
-        .def("begin_snapshot", &Store::begin_snapshot, nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "begin_snapshot", [](Store& s, int cut) { s.begin_snapshot(static_cast<Cut>(cut)); },
+            nb::call_guard<nb::gil_scoped_release>())
         .def("read_snapshot",
              [](Store& s, size_t most) {
                  Columns c;

@@ -34,6 +34,10 @@ struct Header {
 #pragma pack(pop)
 static_assert(sizeof(Header) == 20);
 
+// What a snapshot holds: every row, or those changed since the last one, each the base of the next; or every row with
+// no effect on what the next one holds.
+enum class Cut : int { full = 0, changed = 1, peek = 2 };
+
 constexpr uint32_t kMostUses = (1u << 24) - 1;
 
 // How the records of a table look.
@@ -126,13 +130,14 @@ public:
 
     // ---- snapshots ----
 
-    void begin_snapshot(bool full) {
+    void begin_snapshot(Cut cut) {
         visited_ ^= 1;
         snapshot_ = true;
-        full_ = full;
+        cut_ = cut;
         cursor_ = 0;
         end_ = used_;
         saved_.clear();
+        if (cut == Cut::peek) return;
         cut_erased_.swap(erased_);
         erased_.clear();
         track_erased_ = true;
@@ -148,13 +153,13 @@ public:
             if (h.visited == visited_) continue;
             h.visited = visited_;
             if (!h.live) continue;
-            if (full_ || h.dirty) emit(record(slot));
-            h.dirty = 0;
+            if (cut_ != Cut::changed || h.dirty) emit(record(slot));
+            if (cut_ != Cut::peek) h.dirty = 0;
         }
         if (cursor_ < end_) return true;
         for (size_t at = 0; at < saved_.size(); at += records_->stride()) {
             const auto* h = reinterpret_cast<const Header*>(saved_.data() + at);
-            if (full_ || h->dirty) emit(saved_.data() + at);
+            if (cut_ != Cut::changed || h->dirty) emit(saved_.data() + at);
         }
         saved_.clear();
         saved_.shrink_to_fit();
@@ -163,14 +168,14 @@ public:
 
     const std::vector<int64_t>& cut_erased() const { return cut_erased_; }
 
-    // The snapshot was written: what it holds counts as kept. Or it was given up: everything since counts as changed.
+    // The snapshot was written: what it holds counts as kept. Or it was given up: every row counts as changed.
     void end_snapshot(bool kept) {
         snapshot_ = false;
         if (!kept) {
             for (size_t i = 0; i < used_; ++i) {
                 Header& h = header(slot_at(i));
                 h.visited = visited_;
-                h.dirty = 1;
+                if (cut_ != Cut::peek) h.dirty = 1;
             }
             erased_.insert(erased_.begin(), cut_erased_.begin(), cut_erased_.end());
         }
@@ -217,7 +222,8 @@ private:
     std::vector<uint32_t> free_;
 
     uint32_t visited_ = 0;
-    bool snapshot_ = false, full_ = false, track_erased_ = false;
+    Cut cut_ = Cut::full;
+    bool snapshot_ = false, track_erased_ = false;
     size_t cursor_ = 0, end_ = 0;
     std::vector<std::byte> saved_;
     std::vector<int64_t> erased_, cut_erased_;

@@ -188,12 +188,12 @@ public:
 
     // ---- snapshots: begin at a moment, then read chunk after chunk while others go on, then end ----
 
-    void begin_snapshot(bool full) {
+    void begin_snapshot(Cut cut) {
         const auto locks = lock_all();
         if (snapshot_) throw std::logic_error("a snapshot of this table is already under way");
         snapshot_ = true;
         snapshot_part_ = 0;
-        for (size_t p = 0; p < kParts; ++p) parts_[p].begin_snapshot(full);
+        for (size_t p = 0; p < kParts; ++p) parts_[p].begin_snapshot(cut);
         cut_steps = steps.load();
         cut_sketch = sketch_.counters();
         cut_erased.clear();

@@ -24,7 +24,11 @@ _COMMON = {
 OPTIMIZERS = st.one_of(
     st.builds(SGD, **_COMMON),
     st.builds(
-        Momentum, **_COMMON, dampening=st.sampled_from([0.0, 0.4]), nesterov=st.booleans(), momentum=st.just(0.8)
+        Momentum,
+        **_COMMON,
+        dampening=st.sampled_from([0.0, 0.4]),
+        nesterov=st.booleans(),
+        momentum=st.just(0.8),
     ),
     st.builds(Adagrad, **_COMMON, initial=st.sampled_from([0.0, 0.1])),
     st.builds(RowWiseAdagrad, **_COMMON, initial=st.sampled_from([0.0, 0.1])),
@@ -43,7 +47,7 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn, steps: int = 3, optimizers: st.SearchStrategy = OPTIMIZERS) -> Case:
-    """Tables with any optimizer; features pooled, weighted or sequences, several a table; groups with and without inverse."""
+    """Any optimizer; features pooled, weighted or sequences, several a table; groups with and without inverse."""
     dims = st.integers(1, 20)
     inits = st.sampled_from([Uniform(scale=0.2), Normal(std=0.1)])
     tables = [
@@ -74,12 +78,16 @@ def _batches(draw: st.DrawFn, groups: list[tuple[tuple[str, ...], bool, bool]]) 
             drawn = torch.tensor(draw(st.lists(st.integers(0, 4), min_size=size, max_size=size)))
             found, inverse = torch.unique(drawn, return_inverse=True)
             unique = len(found)
-        bags = draw(st.lists(st.lists(KEYS, max_size=4), min_size=unique * len(names), max_size=unique * len(names)))
+        bags = draw(
+            st.lists(st.lists(KEYS, max_size=4), min_size=unique * len(names), max_size=unique * len(names))
+        )
         values = torch.tensor([k for bag in bags for k in bag], dtype=torch.int64)
         offsets = torch.tensor([0] + [len(bag) for bag in bags], dtype=torch.int64).cumsum(0)
         number = st.sampled_from([0.0, 0.5, 1.0, 2.0])
         weights = (
-            torch.tensor(draw(st.lists(number, min_size=len(values), max_size=len(values))), dtype=torch.float32)
+            torch.tensor(
+                draw(st.lists(number, min_size=len(values), max_size=len(values))), dtype=torch.float32
+            )
             if weighted
             else None
         )

@@ -109,6 +109,24 @@ def test_an_unknown_command_is_a_wrong_call(call):
     assert "Did you mean 'train'" in err
 
 
+def test_a_log_is_made_with_its_best_auc_and_can_be_prepared(tmp_path, call):
+    settings = ("--samples", 3000, "--set", "users=50", "--set", "seed=7")
+    code, out, _ = call("synth", tmp_path / "log", *settings, "--json")
+    assert code == 0
+    said = json.loads(out)
+    assert 0.5 < said["best_auc"] < 1
+    assert said["settings"]["users"] == 50
+    code, out, _ = call("prepare", tmp_path / "log", tmp_path / "data", "--json")
+    assert code == 0
+    assert json.loads(out)["facts"]["best_auc"] == said["best_auc"]
+    code, out, _ = call("synth", tmp_path / "log", *settings, "--overwrite")
+    assert code == 0
+    assert "hotrow prepare" in out
+    code, _, err = call("synth", tmp_path / "log", "--set", "user=50")
+    assert code == 1
+    assert 'Did you mean "users"?' in err
+
+
 def test_a_log_is_prepared_and_described(folder, call):
     code, out, _ = call(
         "prepare",
@@ -265,9 +283,7 @@ def test_a_benchmark_is_shown_and_written(call, monkeypatch, tmp_path):
         "missing": {"store.vs_fbgemm_cpu": "fbgemm is not installed"},
     }
     asked = []
-    monkeypatch.setattr(
-        hotrow.bench, "BENCHES", {"store": lambda quick: asked.append(quick) or report}, raising=False
-    )
+    monkeypatch.setattr(hotrow.bench, "BENCHES", {"store": lambda quick: asked.append(quick) or report}, raising=False)
     code, out, _ = call("bench", "store", "--quick", "--json", tmp_path / "store.json")
     assert code == 0
     assert asked == [True]

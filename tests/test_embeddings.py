@@ -5,7 +5,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from shapes import Case, cases
 from torch import Tensor
 
 from hotrow import Batch, Embedded, Embeddings, Feature, Group, Table
@@ -16,6 +15,7 @@ from hotrow.store.optimizers import SGD, Adam
 from hotrow.store.store import RowStore
 from hotrow.table import ByProbability, Eviction
 from hotrow.tiers import HostTier
+from shapes import Case, cases
 
 
 def initial(table: Table, seed: int, keys: Tensor) -> Tensor:
@@ -109,7 +109,9 @@ def test_deduplicated_and_expanded_batches_train_alike(case):
         other.step()
     for table in case.tables:
         keys = torch.cat([g.values for b in case.batches for g in b.groups])
-        torch.testing.assert_close(ours.read(table.name, keys), other.read(table.name, keys), rtol=2e-5, atol=2e-6)
+        torch.testing.assert_close(
+            ours.read(table.name, keys), other.read(table.name, keys), rtol=2e-5, atol=2e-6
+        )
 
 
 @given(cases())
@@ -212,11 +214,19 @@ def test_features_of_the_batch_that_nobody_looks_up_are_passed_over():
             'There are two tables called "t".',
         ),
         (
-            lambda: Embeddings([Table(name="t", dim=2)], [], plan=Plan.all_on("hots", [Table(name="t", dim=2)])),
+            lambda: Embeddings(
+                [Table(name="t", dim=2)], [], plan=Plan.all_on("hots", [Table(name="t", dim=2)])
+            ),
             'The plan puts table t on tier "hots", which there is not. Did you mean "host"?',
         ),
-        (lambda: Plan({"t": (Share("hot", np.arange(3)),)}), "the last share must take the keys no other names"),
-        (lambda: Embeddings([Table(name="t", dim=2)], []).read("s", torch.arange(2)), 'There is no table "s".'),
+        (
+            lambda: Plan({"t": (Share("hot", np.arange(3)),)}),
+            "the last share must take the keys no other names",
+        ),
+        (
+            lambda: Embeddings([Table(name="t", dim=2)], []).read("s", torch.arange(2)),
+            'There is no table "s".',
+        ),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(make, message):

@@ -86,10 +86,7 @@ without = ["eviction"]
 
 def test_default_optimizers_can_be_changed_without_naming_them(run_file):
     run = load_run(
-        run_file(
-            SMALL
-            + "[tables]\noptimizer.lr = 0.5\n[tables.item]\noptimizer.eps = 0.25\n[optimizer]\nlr = 0.1\n"
-        )
+        run_file(SMALL + "[tables]\noptimizer.lr = 0.5\n[tables.item]\noptimizer.eps = 0.25\n[optimizer]\nlr = 0.1\n")
     )
     item, user = run.tables_of(["item", "user"])
     assert item.optimizer == RowWiseAdagrad(lr=0.5, eps=0.25)
@@ -200,9 +197,7 @@ def test_an_override_that_cannot_be_is_refused_by_its_text(run_file, override):
 
 
 def test_settings_as_run_are_a_run_file_that_says_the_same(run_file, tmp_path):
-    text = (
-        SMALL + "[tables]\neviction.ttl = 9\n[tables.item]\nwithout = ['eviction']\n[train]\nlog_every = 5\n"
-    )
+    text = SMALL + "[tables]\neviction.ttl = 9\n[tables.item]\nwithout = ['eviction']\n[train]\nlog_every = 5\n"
     run = load_run(run_file(text), ['tables."odd name".dim=4', "data.test=''"])
     again = tmp_path / "elsewhere" / "settings.toml"
     again.parent.mkdir()
@@ -216,8 +211,7 @@ VALUES = st.recursive(
     | st.floats(allow_nan=False)
     | st.text(st.characters(codec="utf-8")),
     lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.text(st.characters(codec="utf-8")), inner, max_size=3)
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner, max_size=3)
     ),
     max_leaves=8,
 )

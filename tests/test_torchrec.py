@@ -338,8 +338,9 @@ def test_asking_for_a_state_dict_takes_nothing_from_snapshots(tmp_path: Any) -> 
     mine.rows.snapshot(tmp_path / "full").write()
     mine(tensor(a=[[1, 2]])).values().sum().backward()
     mine.step()
+    snapshot = mine.rows.snapshot(tmp_path / "more", base=tmp_path / "full")
     state = mine.state_dict()
-    mine.rows.snapshot(tmp_path / "more", base=tmp_path / "full").write()
+    snapshot.write()
     other = ours.EmbeddingBagCollection([bag()], optimizer=SGD(lr=0.5))
     other.rows.restore(tmp_path / "more")
     assert other.rows.stats()["t"]["rows"] == 2

@@ -97,11 +97,10 @@ class Embedded:
 
     def vectors(self, features: Sequence[str] | None = None) -> Tensor:
         """Pooled features of every sample side by side: `[B, sum of dims]`; all of them if none are named."""
-        if features is None and len(self._groups) == 1:
-            return self._expand(0)
         names = self.pooled_features if features is None else tuple(features)
-        if len(self._groups) == 1 and names == self._groups[0].features:
-            return self._expand(0)
+        if names == self.pooled_features:
+            groups = [self._expand(g) for g in range(len(self._groups))]
+            return groups[0] if len(groups) == 1 else torch.cat(groups, dim=1)
         return torch.cat([self.vector(name) for name in names], dim=1)
 
     def to(self, device: torch.device | str) -> Embedded:
@@ -126,5 +125,7 @@ class Embedded:
     def _expand(self, g: int) -> Tensor:
         if g not in self._expanded:
             group = self._groups[g]
-            self._expanded[g] = group.rows if group.inverse is None else group.rows.index_select(0, group.inverse)
+            self._expanded[g] = (
+                group.rows if group.inverse is None else group.rows.index_select(0, group.inverse)
+            )
         return self._expanded[g]

@@ -106,7 +106,9 @@ class Embeddings(nn.Module):
 
     def step(self) -> None:
         """Applies the gradients of every lookup since the last step, as one step of each table's optimizer."""
-        pending = [lookup for lookup in self._pending if lookup.rows is not None and lookup.rows.grad is not None]
+        pending = [
+            lookup for lookup in self._pending if lookup.rows is not None and lookup.rows.grad is not None
+        ]
         self._pending = []
         if len(pending) == 1:
             (lookup,) = pending
@@ -155,7 +157,7 @@ class Embeddings(nn.Module):
         return found
 
     def snapshot(self, folder: Path | str, base: Path | str | None = None) -> Snapshot:
-        """A consistent cut of every table, now: cheap. Its `write` does the work, in any thread, while training goes on.
+        """A consistent cut of every table, now: cheap. Its `write` does the work, in any thread, beside training.
 
         With `base`, an earlier snapshot of these embeddings, it holds only what changed since then.
         """

@@ -22,9 +22,7 @@ def inspect(path: Path) -> dict[str, Any]:
         return _checkpoint(path)
     if (path / "manifest.json").is_file():
         return _data_set(path)
-    raise DataError(
-        f"{path} is not a data set, a run folder or a checkpoint: it has no manifest or settings."
-    )
+    raise DataError(f"{path} is not a data set, a run folder or a checkpoint: it has no manifest or settings.")
 
 
 def _data_set(path: Path) -> dict[str, Any]:
@@ -36,12 +34,8 @@ def _data_set(path: Path) -> dict[str, Any]:
         "kind": "data set",
         "path": str(path),
         "bytes": data.bytes,
-        "splits": {
-            split: {"samples": data.samples(split), "files": len(data.parts(split))} for split in data.splits
-        },
-        "features": [
-            {"name": f.name, "kind": f.kind, "table": f.table, "pooling": f.pooling} for f in schema.features
-        ],
+        "splits": {split: {"samples": data.samples(split), "files": len(data.parts(split))} for split in data.splits},
+        "features": [{"name": f.name, "kind": f.kind, "table": f.table, "pooling": f.pooling} for f in schema.features],
         "dense": list(schema.dense),
         "label": schema.label,
         "facts": dict(data.facts),

@@ -130,21 +130,11 @@ class Train(Settings):
     """How long, on what, and what happens on the way."""
 
     epochs: int = Field(1, ge=1, description="times the training split is read")
-    steps: int | None = Field(
-        None, ge=1, description="stop after this many steps, if epochs do not end before"
-    )
-    evaluate_every: int | None = Field(
-        None, ge=1, description="steps; there is always an evaluation at the end"
-    )
-    checkpoint_every: int | None = Field(
-        None, ge=1, description="steps; there is always a checkpoint at the end"
-    )
-    keep: int = Field(
-        2, ge=1, description="checkpoints kept; the best one is kept besides when stopping early"
-    )
-    incremental: int = Field(
-        0, ge=0, description="checkpoints with changed rows only, after each one with all rows"
-    )
+    steps: int | None = Field(None, ge=1, description="stop after this many steps, if epochs do not end before")
+    evaluate_every: int | None = Field(None, ge=1, description="steps; there is always an evaluation at the end")
+    checkpoint_every: int | None = Field(None, ge=1, description="steps; there is always a checkpoint at the end")
+    keep: int = Field(2, ge=1, description="checkpoints kept; the best one is kept besides when stopping early")
+    incremental: int = Field(0, ge=0, description="checkpoints with changed rows only, after each one with all rows")
     log_every: int = Field(50, ge=1, description="steps between lines of metrics")
     early_stopping: EarlyStopping | None = None
     device: Literal["cpu", "cuda"] = Field("cpu", description="where the dense part runs")
@@ -162,9 +152,7 @@ class Output(Settings):
     """Where the run writes."""
 
     folder: Path = Field(description="run folder: settings, metrics, TensorBoard events, checkpoints")
-    tensorboard: bool = Field(
-        True, description="also write TensorBoard events, where tensorboard is installed"
-    )
+    tensorboard: bool = Field(True, description="also write TensorBoard events, where tensorboard is installed")
 
 
 class Run(Settings):
@@ -207,9 +195,7 @@ class Run(Settings):
         known = list(dict.fromkeys(names))
         for name in self.tables.named:
             if name not in known:
-                raise SettingsError(
-                    f'tables.{name}: the data set has no table "{name}".{nearest(name, known)}'
-                )
+                raise SettingsError(f'tables.{name}: the data set has no table "{name}".{nearest(name, known)}')
         extra = 1 if self.model.wide else 0
         tables = [self.tables.table(name) for name in known]
         return [t.model_copy(update={"dim": t.dim + extra}) for t in tables]
@@ -219,9 +205,7 @@ class Run(Settings):
         known = [f.name for f in features]
         for name in self.features:
             if name not in known:
-                raise SettingsError(
-                    f'features.{name}: the data set has no feature "{name}".{nearest(name, known)}'
-                )
+                raise SettingsError(f'features.{name}: the data set has no feature "{name}".{nearest(name, known)}')
         changes = {name: section.model_dump() for name, section in self.features.items()}
         return [f.model_copy(update=changes.get(f.name, {})) for f in features]
 

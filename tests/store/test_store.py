@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hotrow import Table
 from hotrow.errors import StoreError
 from hotrow.store.optimizers import SGD, Adam
-from hotrow.store.store import RowStore, salt
+from hotrow.store.store import Cut, RowStore, salt
 from hotrow.table import ByCount, ByProbability, Eviction, Fill, Normal, Uniform
 
 KEYS = st.lists(st.integers(-(2**63), 2**63 - 1), unique=True, max_size=200)
@@ -148,7 +148,9 @@ def test_uses_clock_and_last_step_are_counted_per_row():
 
 
 def test_a_key_is_admitted_at_its_nth_batch_and_not_before():
-    store = RowStore(Table(name="t", dim=1, admission=ByCount(count=3), optimizer=SGD(), init=Fill(value=1.0)))
+    store = RowStore(
+        Table(name="t", dim=1, admission=ByCount(count=3), optimizer=SGD(), init=Fill(value=1.0))
+    )
     for step, rows in enumerate([0, 0, 1, 1]):
         values = store.fetch(array([9]), step)
         store.update(array([9]), ones(1, 1), lr=0.5)
@@ -262,27 +264,58 @@ def test_an_export_is_one_moment_while_others_write():
     assert found == {k: v[0] for k, v in before.items()}
 
 
-def test_an_incremental_export_has_what_changed_since_the_last():
+def cut(store: RowStore, which: Cut, kept: bool = True) -> set[int]:
+    """The keys of one cut."""
+    store.begin_cut(which)
+    keys: set[int] = set()
+    while len(found := store.native.read_snapshot(7)["keys"]):
+        keys |= set(found.tolist())
+    store.native.end_snapshot(kept)
+    return keys
+
+
+def test_a_cut_of_changes_has_what_changed_since_the_last():
     store = RowStore(Table(name="t", dim=1, optimizer=SGD()))
     store.fetch(np.arange(1000), step=0)
-    assert sum(len(c["keys"]) for c in store.export()) == 1000
+    assert len(cut(store, Cut.FULL)) == 1000
     store.update(array([5, 6]), ones(2, 1), lr=1.0)
     store.fetch(array([7, 2000]), step=1)
-    changed = np.concatenate([c["keys"] for c in store.export(full=False)])
-    assert set(changed.tolist()) == {5, 6, 7, 2000}
-    assert list(store.export(full=False)) == []
+    assert len(held(store)) == 1001
+    assert cut(store, Cut.CHANGED) == {5, 6, 7, 2000}
+    assert cut(store, Cut.CHANGED) == set()
 
 
-def test_an_export_given_up_loses_no_change():
+def test_a_cut_given_up_loses_no_change():
     store = RowStore(Table(name="t", dim=1, optimizer=SGD()))
     store.fetch(np.arange(1000), step=0)
-    list(store.export())
+    cut(store, Cut.FULL)
     store.update(array([5]), ones(1, 1), lr=1.0)
-    export = store.export(full=False, chunk=1)
+    cut(store, Cut.CHANGED, kept=False)
+    assert 5 in cut(store, Cut.CHANGED)
+
+
+def test_one_cut_at_a_time():
+    store = RowStore(Table(name="t", dim=1))
+    store.fetch(np.arange(10), step=0)
+    export = store.export(chunk=1)
     next(export)
+    with pytest.raises(StoreError, match="Table t: a snapshot or export of it is already under way"):
+        store.begin_cut(Cut.FULL)
     export.close()
-    changed = np.concatenate([c["keys"] for c in store.export(full=False)])
-    assert 5 in changed
+    assert len(held(store)) == 10
+
+
+def test_rows_are_written_as_new_and_found():
+    for dtype in ("float32", "bfloat16"):
+        store = RowStore(Table(name="t", dim=2, dtype=dtype, optimizer=Adam()))
+        store.fetch(array([1]), step=0)
+        store.update(array([1]), ones(1, 2), lr=1.0)
+        store.write(array([1, -7]), np.array([[0.5, 1.0], [2.0, -3.0]], np.float32), step=9)
+        assert store.read(array([1, -7])).tolist() == [[0.5, 1.0], [2.0, -3.0]]
+        assert {v[2:] for v in held(store).values()} == {(0, 0, 9)}
+        assert store.contains(array([1, 2, -7])).tolist() == [True, False, True]
+        with pytest.raises(StoreError, match=r"1 keys need rows \[1, 2\], not \[1, 3\]"):
+            store.write(array([1]), ones(1, 3))
 
 
 @given(KEYS, st.sampled_from(["float32", "bfloat16"]))

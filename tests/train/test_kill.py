@@ -28,9 +28,7 @@ main()
 
 
 def start(arguments, **kwargs):
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=300, **kwargs
-    )
+    return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=300, **kwargs)
 
 
 def test_a_run_killed_again_and_again_ends_as_one_never_killed(make_run, tmp_path, same_weights):
@@ -46,9 +44,7 @@ def test_a_run_killed_again_and_again_ends_as_one_never_killed(make_run, tmp_pat
         killed = start(["-c", KILLED, run_file, run.output.folder, changes])
         assert killed.returncode == -signal.SIGKILL, killed.stderr
         seen.append(sorted(p.name for p in (run.output.folder / "checkpoints").iterdir()))
-    assert any(name.startswith(".step-") for names in seen for name in names), (
-        "no kill hit a half-written one"
-    )
+    assert any(name.startswith(".step-") for names in seen for name in names), "no kill hit a half-written one"
     result = train(run, resume=True)
     assert result.stopped == "end"
     same_weights(whole, run)

@@ -20,9 +20,7 @@ from hotrow.train.progress import Progress
 def lines(run, kind=None):
     """The metrics of a run without what depends on the clock of the wall."""
     timed = {"seconds", "samples_per_second", "stopped_training_for"}
-    found = [
-        {k: v for k, v in line.items() if k not in timed} for line in RunFolder(run.output.folder).lines()
-    ]
+    found = [{k: v for k, v in line.items() if k not in timed} for line in RunFolder(run.output.folder).lines()]
     return [line for line in found if line["kind"] == kind] if kind else found
 
 
@@ -274,18 +272,14 @@ def test_early_stopping_ends_the_run_and_keeps_the_best_checkpoint(make_run, mon
 def test_early_stopping_remembers_across_a_resumption(make_run, monkeypatch):
     values = iter([0.6, 0.5, 0.5, 0.5])
     monkeypatch.setattr(loop, "evaluate", lambda ranker, split: {"auc": next(values)})
-    run = make_run(
-        train__epochs=5, train__evaluate_every=4, train__early_stopping={"metric": "auc", "patience": 2}
-    )
+    run = make_run(train__epochs=5, train__evaluate_every=4, train__early_stopping={"metric": "auc", "patience": 2})
     assert train(run, progress=Interrupt(9)).stopped == "SIGTERM"
     result = train(run, resume=True)
     assert (result.stopped, result.steps, result.best_step) == ("early", 12, 4)
 
 
 def test_a_lower_loss_is_better_and_nothing_beats_nan(make_run):
-    stopping = make_run(
-        train__evaluate_every=1, train__early_stopping={"metric": "log_loss", "min_delta": 0.1}
-    )
+    stopping = make_run(train__evaluate_every=1, train__early_stopping={"metric": "log_loss", "min_delta": 0.1})
     better = stopping.train.early_stopping.better
     assert better(0.5, None)
     assert better(0.3, 0.5)

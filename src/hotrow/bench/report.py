@@ -102,7 +102,9 @@ def machine() -> dict[str, Any]:
     }
     cpu = Path("/proc/cpuinfo")
     if cpu.exists():
-        names = [line.split(":", 1)[1].strip() for line in cpu.read_text().splitlines() if "model name" in line]
+        names = [
+            line.split(":", 1)[1].strip() for line in cpu.read_text().splitlines() if "model name" in line
+        ]
         found["cpu"] = names[0] if names else "unknown"
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         found["memory_gib"] = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)

@@ -35,13 +35,23 @@ Keys = npt.NDArray[np.int64]
 
 def run(quick: bool = False) -> Report:
     """All figures of the row store; `quick` leaves the largest tables out."""
-    workload = {"tables": TABLES, "dim": DIM, "batch": BATCH, "keys": f"Zipf {ZIPF}", "optimizer": "row-wise Adagrad"}
+    workload = {
+        "tables": TABLES,
+        "dim": DIM,
+        "batch": BATCH,
+        "keys": f"Zipf {ZIPF}",
+        "optimizer": "row-wise Adagrad",
+    }
     report = new_report("store", workload, ("fbgemm-gpu-cpu",))
-    _against_peers(report, 200_000, "store.vs_fbgemm_cpu", must=1.3, aim=2.0, torch_too=True, rounds=3 if quick else 10)
+    _against_peers(
+        report, 200_000, "store.vs_fbgemm_cpu", must=1.3, aim=2.0, torch_too=True, rounds=3 if quick else 10
+    )
     if quick:
         missing(report, "store.vs_fbgemm_cpu_2m", "left out by --quick")
     else:
-        _against_peers(report, 2_000_000, "store.vs_fbgemm_cpu_2m", must=1.5, aim=2.5, torch_too=False, rounds=6)
+        _against_peers(
+            report, 2_000_000, "store.vs_fbgemm_cpu_2m", must=1.5, aim=2.5, torch_too=False, rounds=6
+        )
     _growth(report, [1_000_000, 10_000_000] if quick else [1_000_000, 10_000_000, 100_000_000])
     return report
 
@@ -86,7 +96,15 @@ def _cores(report: Report, ours: Callable[[int], None]) -> None:
     _native.set_threads(cores)
     torch.set_num_threads(torch_threads)
     ratio = reading(one)["median_ms"] / reading(every)["median_ms"]
-    add(report, "store.cores", ratio, "x", ours=reading(every), baseline=reading(one), note=f"1 core to {cores}")
+    add(
+        report,
+        "store.cores",
+        ratio,
+        "x",
+        ours=reading(every),
+        baseline=reading(one),
+        note=f"1 core to {cores}",
+    )
 
 
 def zipf_batches(rows: int) -> list[list[Keys]]:
@@ -100,7 +118,9 @@ def zipf_batches(rows: int) -> list[list[Keys]]:
 
 def arbitrary_keys(table: int, numbers: Keys) -> Keys:
     """Distinct 64-bit keys for a table's row numbers, spread over the whole range."""
-    return ((numbers.astype(np.uint64) + np.uint64(table << 40)) * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
+    return ((numbers.astype(np.uint64) + np.uint64(table << 40)) * np.uint64(0x9E3779B97F4A7C15)).view(
+        np.int64
+    )
 
 
 def _ours(rows: int, numbers: list[list[Keys]], grad: Tensor) -> Callable[[int], None]:
@@ -201,7 +221,17 @@ def _growth(report: Report, sizes: list[int], dim: int = 8, batch: int = 100_000
     if len(sizes) == 3:
         growth = per_key[last] / per_key[first]
         ours = {"ns_a_key": per_key, "dim": dim, "batch": batch}
-        add(report, "store.growth", growth, "x", must=2, aim=1.5, better="lower", ours=ours, note=f"{first} to {last} rows")
+        add(
+            report,
+            "store.growth",
+            growth,
+            "x",
+            must=2,
+            aim=1.5,
+            better="lower",
+            ours=ours,
+            note=f"{first} to {last} rows",
+        )
     else:
         missing(report, "store.growth", "left out by --quick")
 

@@ -105,18 +105,14 @@ def prepare(
     schema: Annotated[
         Path | None, typer.Option("--schema", help="TOML or JSON that says what the columns are.")
     ] = None,
-    form: Annotated[
-        str, typer.Option("--format", help="criteo, avazu, events, table, or auto to find out.")
-    ] = "auto",
+    form: Annotated[str, typer.Option("--format", help="criteo, avazu, events, table, or auto to find out.")] = "auto",
     split: Annotated[
         str | None,
         typer.Option("--split", help="What is test: last:0.1, time:T, samples:N, users:0.1 or none."),
     ] = None,
     bad: Annotated[
         str,
-        typer.Option(
-            "--bad", help="Rows that cannot be used: refuse, skip, or missing to take values as missing."
-        ),
+        typer.Option("--bad", help="Rows that cannot be used: refuse, skip, or missing to take values as missing."),
     ] = "refuse",
     overwrite: Overwrite = False,
     as_json: AsJson = False,
@@ -169,9 +165,7 @@ def train(
 
     if resume and overwrite:
         raise SettingsError("--resume goes on with a run and --overwrite removes it; give one of them.")
-    result = train_run(
-        load_run(run_file, settings or []), resume=resume, overwrite=overwrite, progress=watching()
-    )
+    result = train_run(load_run(run_file, settings or []), resume=resume, overwrite=overwrite, progress=watching())
     stopped_by_signal = result.stopped.startswith("SIG")
     _give(show.result_as_data(result), as_json, show.trained)
     if stopped_by_signal:
@@ -185,9 +179,7 @@ def train(
 
 @app.command()
 def evaluate(
-    path: Annotated[
-        Path, typer.Argument(help="A run folder (its newest checkpoint is taken) or a checkpoint.")
-    ],
+    path: Annotated[Path, typer.Argument(help="A run folder (its newest checkpoint is taken) or a checkpoint.")],
     data: Annotated[
         Path | None, typer.Option("--data", help="Another data set than the one the run was trained on.")
     ] = None,
@@ -230,13 +222,9 @@ def inspect(
 
 @app.command()
 def bench(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Which benchmark; without it, their names.")
-    ] = "",
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Which benchmark; without it, their names.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="A small run, to see that it works.")] = False,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write JSON here.")
-    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write JSON here.")] = None,
 ) -> None:
     """Measure one of Hotrow's claims against a peer, in one run on this machine.
 
@@ -262,9 +250,7 @@ def bench(
 
 @app.command()
 def demo(
-    folder: Annotated[Path, typer.Option("--folder", help="Where to put log, data set and run.")] = Path(
-        "runs/demo"
-    ),
+    folder: Annotated[Path, typer.Option("--folder", help="Where to put log, data set and run.")] = Path("runs/demo"),
     as_json: AsJson = False,
 ) -> None:
     """Make a session log, prepare it, train on it, and compare with the best AUC reachable.

@@ -33,10 +33,13 @@ def made(data: Mapping[str, Any]) -> None:
 def demonstrated(data: Mapping[str, Any]) -> None:
     """The demo: reached beside reachable, then where everything is."""
     rows = [
-        ("AUC", _number(data["auc"]), _number(data["best_auc"]), f"{data['auc'] / data['best_auc']:.1%}"),
-        ("log loss", _number(data["log_loss"]), _number(data["best_log_loss"]), ""),
+        (words, _number(data[name]), _number(best), _number(abs(best - data[name])))
+        for words, name, best in (
+            ("AUC", "auc", data["best_auc"]),
+            ("log loss", "log_loss", data["best_log_loss"]),
+        )
     ]
-    _table("", ("test", "reached", "best reachable", "share"), rows)
+    _table("", ("on the test split", "reached", "best reachable", "gap"), rows)
     _console().print()
     steps = [(name, duration(seconds)) for name, seconds in data["seconds"].items()]
     _pairs(
@@ -117,12 +120,8 @@ def size(count: float) -> str:
 
 
 def _data_set(data: Mapping[str, Any]) -> None:
-    facts = [
-        (name.replace("_", " "), _fact(v)) for name, v in data["facts"].items() if not isinstance(v, dict)
-    ]
-    _pairs(
-        "Data set", [("path", data["path"]), ("size", size(data["bytes"])), ("label", data["label"]), *facts]
-    )
+    facts = [(name.replace("_", " "), _fact(v)) for name, v in data["facts"].items() if not isinstance(v, dict)]
+    _pairs("Data set", [("path", data["path"]), ("size", size(data["bytes"])), ("label", data["label"]), *facts])
     splits = [(name, f"{s['samples']:,}", str(s["files"])) for name, s in data["splits"].items()]
     _table("", ("split", "samples", "files"), splits)
     features = [(f["name"], f["kind"], f["table"], f["pooling"]) for f in data["features"]]
@@ -169,9 +168,7 @@ def _tables(tables: Mapping[str, Mapping[str, Any]], count: str = "rows") -> Non
 
 
 def _metrics(metrics: Mapping[str, float | None]) -> list[tuple[str, str]]:
-    return [
-        (words, _number(metrics[name])) for name, words in _METRICS.items() if metrics.get(name) is not None
-    ]
+    return [(words, _number(metrics[name])) for name, words in _METRICS.items() if metrics.get(name) is not None]
 
 
 def _number(value: float | None) -> str:

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -82,8 +83,9 @@ class Group:
                 f"Feature {name}: offsets run from {int(self.offsets[0])} to {int(self.offsets[-1])}, "
                 f"but there are {len(self.values)} values."
             )
-        if bool((self.offsets[1:] < self.offsets[:-1]).any()):
-            at = int((self.offsets[1:] < self.offsets[:-1]).nonzero()[0, 0])
+        offsets = self.offsets.numpy()  # NumPy: a small check should not wait for torch's threads
+        if (offsets[1:] < offsets[:-1]).any():
+            at = int(np.argmax(offsets[1:] < offsets[:-1]))
             culprit = self.features[at // self.unique_size]
             raise BatchError(
                 f"Feature {culprit}: offsets decrease at sample {at % self.unique_size}; they must never fall."

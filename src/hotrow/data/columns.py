@@ -70,9 +70,7 @@ def keys(array: pa.Array) -> Made:
     if pa.types.is_null(kind):
         return pa.array(np.full(len(array), MISSING)), None
     if pa.types.is_uint64(kind):  # the upper half keeps its bits, as a negative key
-        return pa.array(
-            pc.fill_null(array, (1 << 64) - 1).to_numpy(zero_copy_only=False).view(np.int64)
-        ), None
+        return pa.array(pc.fill_null(array, (1 << 64) - 1).to_numpy(zero_copy_only=False).view(np.int64)), None
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         return pc.fill_null(pc.cast(array, pa.int64()), MISSING), None
     if pa.types.is_floating(kind):  # integers with gaps, as pandas writes them
@@ -85,9 +83,7 @@ def keys(array: pa.Array) -> Made:
 def _text_keys(array: pa.Array) -> NDArray[np.int64]:
     """Only distinct texts are hashed."""
     coded = pc.dictionary_encode(array)
-    keys = np.fromiter(
-        (key_of_text(t) for t in coded.dictionary.to_pylist()), np.int64, len(coded.dictionary)
-    )
+    keys = np.fromiter((key_of_text(t) for t in coded.dictionary.to_pylist()), np.int64, len(coded.dictionary))
     keys = np.append(keys, MISSING)
     found: NDArray[np.int64] = keys[pc.fill_null(coded.indices, len(keys) - 1).to_numpy(zero_copy_only=False)]
     return found
@@ -129,9 +125,7 @@ def _lists(array: pa.Array, separator: str) -> tuple[pa.Array, NDArray[np.int64]
 def key_lists(array: pa.Array, feature: Column) -> Made:
     lists = _lists(array, feature.separator)
     if lists is None:
-        return _as_lists(pa.array([], pa.int64()), np.zeros(len(array), np.int64)), np.ones(
-            len(array), dtype=bool
-        )
+        return _as_lists(pa.array([], pa.int64()), np.zeros(len(array), np.int64)), np.ones(len(array), dtype=bool)
     items, lengths = lists
     values, wrong = keys(items)
     return _as_lists(values, lengths), _per_row(wrong, lengths)

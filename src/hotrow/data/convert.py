@@ -106,18 +106,14 @@ def convert(chunk: Chunk, log: Schema, prepared: Schema, bad: BadRows) -> pa.Rec
     made = columns.labels(chunk.column(log.label))
     checked.put(log.label, log.label, made, "a label is a number from 0 to 1")
     for name in log.dense:
-        checked.put(
-            name, name, columns.dense(chunk.column(name)), "a dense value is a finite number", may_miss=True
-        )
+        checked.put(name, name, columns.dense(chunk.column(name)), "a dense value is a finite number", may_miss=True)
     for raw, feature in zip(log.features, prepared.features, strict=True):
         given = chunk.column(raw.column)
         made = columns.keys(given) if raw.kind == "key" else columns.key_lists(given, raw)
         checked.put(feature.column, raw.column, made, _KEY, may_miss=True)
         if raw.weights is not None and feature.weights is not None:
             made = columns.weight_lists(chunk.column(raw.weights), raw, checked.columns[feature.column])
-            checked.put(
-                feature.weights, raw.weights, made, f'it takes a finite number for each key of "{raw.column}"'
-            )
+            checked.put(feature.weights, raw.weights, made, f'it takes a finite number for each key of "{raw.column}"')
     for role in ("session", "user"):
         if (name := getattr(log, role)) is not None:
             checked.put(getattr(prepared, role), name, columns.keys(chunk.column(name)), _KEY, may_miss=True)

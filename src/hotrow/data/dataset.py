@@ -140,9 +140,7 @@ class DataSetWriter:
         part: int = 1 << 22,
     ) -> None:
         if row_group < 1 or part < row_group:
-            raise SettingsError(
-                f"A part ({part}) must hold at least one row group ({row_group}) of one sample."
-            )
+            raise SettingsError(f"A part ({part}) must hold at least one row group ({row_group}) of one sample.")
         self.schema = schema
         self.facts: dict[str, Any] = {}
         self._folder = NewFolder(path, MANIFEST, overwrite)
@@ -163,9 +161,7 @@ class DataSetWriter:
     def split(self, name: str) -> PartsWriter:
         """Makes sure that the split is there, even if nothing is ever written to it."""
         if name not in self._splits:
-            self._splits[name] = PartsWriter(
-                self._folder.work, name, self._columns, self._row_group, self._part
-            )
+            self._splits[name] = PartsWriter(self._folder.work, name, self._columns, self._row_group, self._part)
         return self._splits[name]
 
     def write(self, split: str, samples: pa.RecordBatch | pa.Table) -> None:

@@ -30,9 +30,7 @@ class NewFolder:
             raise DataError(f"{self.path} is a file; a folder is to be written there. Name another place.")
         if self.path.is_dir() and any(self.path.iterdir()):
             if not self.overwrite:
-                raise DataError(
-                    f"{self.path} is not empty. Name another folder, or overwrite it with --overwrite."
-                )
+                raise DataError(f"{self.path} is not empty. Name another folder, or overwrite it with --overwrite.")
             if not (self.path / self.mark).is_file():
                 raise DataError(
                     f"{self.path} is not empty and has no {self.mark}, so it was not written by this command "
@@ -75,9 +73,7 @@ class NewFolder:
 def _cannot_write(path: Path, error: OSError) -> DataError:
     if error.errno == errno.ENOSPC:
         return DataError(f"The disk is full: {path} could not be written, and nothing of it was left behind.")
-    return DataError(
-        f"{path} could not be written: {error.strerror or error}. Nothing of it was left behind."
-    )
+    return DataError(f"{path} could not be written: {error.strerror or error}. Nothing of it was left behind.")
 
 
 def write_text(path: Path, text: str) -> None:

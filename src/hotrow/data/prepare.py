@@ -71,17 +71,13 @@ def prepare(
         if first == 0:
             raise DataError(f"{source.files[0]}: no sample is left: all {found.skipped} rows were set aside.")
         writer.facts |= dict(source.facts)
-        writer.facts["split"] = (
-            f"{division.name}:{value}" if (value := getattr(division, "value", None)) else "none"
-        )
+        writer.facts["split"] = f"{division.name}:{value}" if (value := getattr(division, "value", None)) else "none"
         if found.skipped:
             writer.facts["set_aside"] = {"rows": found.skipped, "examples": found.examples}
     return DataSet.open(out)
 
 
-def _samples(
-    source: Source, prepared: Schema, bad: BadRows, progress: Progress | None
-) -> Iterator[pa.RecordBatch]:
+def _samples(source: Source, prepared: Schema, bad: BadRows, progress: Progress | None) -> Iterator[pa.RecordBatch]:
     rows, total = 0, source.bytes
     for chunk in source.chunks(bad):
         samples = convert(chunk, source.schema, prepared, bad)

@@ -196,7 +196,5 @@ class Reader:
                 with file:
                     tables.append(file.read_row_group(group.number, self._columns, use_threads=False))
             except (OSError, KeyError, pa.ArrowException) as error:
-                raise DataError(
-                    f"{group.file}, row group {group.number}, cannot be read: {error}."
-                ) from error
+                raise DataError(f"{group.file}, row group {group.number}, cannot be read: {error}.") from error
         return Samples.take(pa.concat_tables(tables), rows, self.dataset.schema)

@@ -119,9 +119,7 @@ class Samples:
         for weighted in (False, True):
             members = [(f.name, keys) for f, keys in features if (f.weights is not None) == weighted]
             if members:
-                groups.append(
-                    _group([(name, keys.part(first, last)) for name, keys in members], last - first)
-                )
+                groups.append(_group([(name, keys.part(first, last)) for name, keys in members], last - first))
         return Batch(
             tuple(groups),
             _tensor(self.dense, first, last),

@@ -70,9 +70,7 @@ class Column(Settings):
         if self.kind == "key":
             for setting in ("weights", "max_length"):
                 if getattr(self, setting) is not None:
-                    raise ValueError(
-                        f'{setting} needs kind = "keys", but feature {self.name} has one key a sample'
-                    )
+                    raise ValueError(f'{setting} needs kind = "keys", but feature {self.name} has one key a sample')
         return self
 
 
@@ -136,8 +134,7 @@ class Schema(Settings):
         """
         stored = {f.column: f.name for f in self.features if f.kind == "key"}
         features = [
-            f.model_copy(update={"column": f.name, "weights": f.weights and f"{f.name}_weights"})
-            for f in self.features
+            f.model_copy(update={"column": f.name, "weights": f.weights and f"{f.name}_weights"}) for f in self.features
         ]
         renamed = {
             role: stored.get(column, column) if (column := getattr(self, role)) is not None else None

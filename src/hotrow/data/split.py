@@ -56,9 +56,7 @@ class FromTime(_Split):
 
     def check(self, schema: Schema) -> None:
         if schema.time is None:
-            raise SettingsError(
-                "A split by time needs a time column: give the schema one, or split by last:0.1."
-            )
+            raise SettingsError("A split by time needs a time column: give the schema one, or split by last:0.1.")
 
     def is_test(self, samples: pa.RecordBatch, first: int, schema: Schema) -> np.ndarray | None:
         test: np.ndarray = samples.column(schema.time).to_numpy() >= self.value
@@ -83,9 +81,7 @@ class Users(_Split):
 
     def check(self, schema: Schema) -> None:
         if schema.user is None:
-            raise SettingsError(
-                "A split by users needs a user column: give the schema one, or split by last:0.1."
-            )
+            raise SettingsError("A split by users needs a user column: give the schema one, or split by last:0.1.")
 
     def is_test(self, samples: pa.RecordBatch, first: int, schema: Schema) -> np.ndarray | None:
         hashed = mix64(samples.column(schema.user).to_numpy().view(np.uint64))
@@ -110,9 +106,7 @@ def parse_split(text: str) -> AnySplit:
     name, _, value = text.partition(":")
     names = [form.partition(":")[0] for form in _FORMS]
     if name not in names:
-        raise SettingsError(
-            f'There is no split "{text}".{nearest(name, names)} Write one of: {", ".join(_FORMS)}.'
-        )
+        raise SettingsError(f'There is no split "{text}".{nearest(name, names)} Write one of: {", ".join(_FORMS)}.')
     given: dict[str, Any] = {"name": name} | ({"value": value} if value else {})
     try:
         split: AnySplit = TypeAdapter(Split).validate_python(given)

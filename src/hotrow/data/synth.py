@@ -47,16 +47,16 @@ class SynthSettings(Settings):
     users: int = Field(1_000, gt=0)
     items: int = Field(1_000, gt=0)
     seed: int = Field(0, ge=0)
-    user_zipf: float = Field(0.8, ge=0, description="exponent of Zipf's law for users; 0 is uniform")
+    user_zipf: float = Field(1.05, ge=0, description="exponent of Zipf's law for users; 0 is uniform")
     item_zipf: float = Field(1.05, ge=0, description="exponent of Zipf's law for items and contexts")
     samples_per_session: float = Field(16.5, ge=1, description="mean; 16.5 is what RecD reports")
     history_length: int = Field(20, gt=0)
     contexts: int = Field(4, ge=0, description="one-key features that are drawn anew for each sample")
     slow: int = Field(3, ge=0, description="one-key features of the user that seldom change in a session")
     interests: int = Field(1, ge=0, description="list features of the user that seldom change in a session")
-    vocabulary: int = Field(100, gt=0, description="distinct keys of each context, slow and interest feature")
+    vocabulary: int = Field(50, gt=0, description="distinct keys of each context, slow and interest feature")
     dense: int = Field(4, ge=0)
-    factors: int = Field(4, gt=0, description="dimension of the planted factors")
+    factors: int = Field(2, gt=0, description="dimension of the planted factors")
     strength: float = Field(1.0, ge=0, description="scales all that tells labels apart; 0 makes them coins")
     change: float = Field(0.1, ge=0, le=1, description="chance of a change within a session, a sample")
     test: float = Field(0.1, gt=0, lt=1, description="share of the log, its end, that best_auc is for")
@@ -232,7 +232,7 @@ class _World:
         return _lists(keys, lengths), total / lengths[:, None]
 
 
-_BIAS, _EFFECT, _AFFINITY = -1.2, 0.35, 1.2
+_BIAS, _EFFECT, _AFFINITY = -1.2, 0.25, 1.5
 
 
 def _lists(values: Ints, lengths: Ints) -> pa.Array:
@@ -241,9 +241,7 @@ def _lists(values: Ints, lengths: Ints) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
 
 
-def _facts(
-    settings: SynthSettings, logits: Floats, labels: NDArray[np.float32], test_from: int
-) -> dict[str, Any]:
+def _facts(settings: SynthSettings, logits: Floats, labels: NDArray[np.float32], test_from: int) -> dict[str, Any]:
     likely = np.logaddexp(0, np.where(labels > 0, -logits, logits))
     return {
         "made_by": "hotrow synth",

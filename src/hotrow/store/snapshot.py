@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 
 from hotrow.errors import CheckpointError
-from hotrow.store.store import Columns, RowStore
+from hotrow.store.store import Columns, Cut, RowStore
 from hotrow.table import Table
 from hotrow.tiers.router import Router
 
@@ -41,7 +41,12 @@ class Snapshot:
     """One moment of some stores. Call `write` once, in any thread, or `abort`."""
 
     def __init__(
-        self, folder: Path, stores: Sequence[tuple[str, RowStore]], steps: int, seed: int, base: Path | None = None
+        self,
+        folder: Path,
+        stores: Sequence[tuple[str, RowStore]],
+        steps: int,
+        seed: int,
+        base: Path | None = None,
     ) -> None:
         self.folder, self._stores, self._base = folder, list(stores), base
         self._manifest: dict[str, Any] = {
@@ -54,7 +59,7 @@ class Snapshot:
         if base is not None:
             self._manifest["base"] = {"path": os.path.relpath(base, folder), "id": read_manifest(base)["id"]}
         for _, store in self._stores:
-            store.native.begin_snapshot(base is None)
+            store.begin_cut(Cut.FULL if base is None else Cut.CHANGED)
 
     def write(self) -> None:
         """Writes the folder, beside its place first; on an error nothing of it is left."""
@@ -250,7 +255,10 @@ def _from_arrow(batch: pa.RecordBatch) -> Columns:
     def flat(name: str) -> np.ndarray[Any, Any]:
         return batch.column(name).flatten().to_numpy(zero_copy_only=False)
 
-    meta = {c: batch.column(n).to_numpy() for c, n in (("clocks", "clock"), ("uses", "uses"), ("last", "last_used"))}
+    meta = {
+        c: batch.column(n).to_numpy()
+        for c, n in (("clocks", "clock"), ("uses", "uses"), ("last", "last_used"))
+    }
     state = flat("state").astype(np.float32, copy=False)
     return {"keys": batch.column("key").to_numpy(), "values": flat("values"), "state": state, **meta}
 
@@ -266,7 +274,9 @@ def _verify_file(folder: Path, said: dict[str, Any]) -> None:
     try:
         size = path.stat().st_size
         if size != said["bytes"]:
-            raise CheckpointError(f"{path} has {size} bytes instead of {said['bytes']}: it is truncated or altered.")
+            raise CheckpointError(
+                f"{path} has {size} bytes instead of {said['bytes']}: it is truncated or altered."
+            )
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:

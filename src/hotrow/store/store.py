@@ -9,10 +9,12 @@ take several tables in one call, so that 26 small tables cost one call and not 2
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from hotrow import _native
 from hotrow.errors import StoreError
@@ -26,6 +28,14 @@ Slots = Any  # a native object: where a fetch found its rows
 
 _OPTIMIZERS = ("sgd", "momentum", "adagrad", "rowwise_adagrad", "adam")
 _INITS = ("uniform", "normal", "fill")
+
+
+class Cut(IntEnum):
+    """What a cut holds: all rows, those changed since the last cut, or all without being the base of the next."""
+
+    FULL = 0
+    CHANGED = 1
+    PEEK = 2
 
 
 class RowStore:
@@ -73,6 +83,36 @@ class RowStore:
             )
         update([self], [keys], [None], np.ascontiguousarray(grads).reshape(-1), [0], [lr], None)
 
+    def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
+        """Which of `keys` have a row."""
+        out = np.empty(len(keys), np.bool_)
+        self.native.contains(np.ascontiguousarray(keys), out)
+        return out
+
+    def write(self, keys: Keys, values: Floats, step: int = 0) -> None:
+        """Sets the rows of `keys`, making those that are not there: as new, with fresh state, last used at `step`."""
+        n, o = len(keys), self.table.optimizer
+        if values.shape != (n, self.table.dim):
+            raise StoreError(
+                f"Table {self.table.name}: {n} keys need rows [{n}, {self.table.dim}], not {list(values.shape)}."
+            )
+        bits = np.ascontiguousarray(values, np.float32)
+        if self.table.dtype == "bfloat16":
+            bits = torch.from_numpy(bits).bfloat16().view(torch.uint16).numpy()
+        start = o.initial if isinstance(o, (Adagrad, RowWiseAdagrad)) else 0.0
+        zeros = np.zeros(n, np.uint32)
+        state = np.full((n, o.state_dim(self.table.dim)), start, np.float32)
+        self.import_(
+            {
+                "keys": keys,
+                "values": bits,
+                "state": state,
+                "clocks": zeros,
+                "uses": zeros,
+                "last": np.full(n, step, np.uint32),
+            }
+        )
+
     def erase(self, keys: Keys) -> int:
         """Removes the rows of `keys`; says how many there were."""
         return int(self.native.erase(np.ascontiguousarray(keys)))
@@ -83,13 +123,13 @@ class RowStore:
         self.native.initial(np.ascontiguousarray(keys), rows)
         return rows
 
-    def export(self, full: bool = True, chunk: int = 1 << 17) -> Iterator[Columns]:
+    def export(self, chunk: int = 1 << 17) -> Iterator[Columns]:
         """All rows as columns, chunk by chunk: one moment's rows, whatever happens meanwhile.
 
-        Columns are keys, values, state (flat), clocks, uses and last; bfloat16 values come as their bits. With
-        `full` False only rows changed since the last export. Stopping half-way gives the export up.
+        Columns are keys, values, state (flat), clocks, uses and last; bfloat16 values come as their bits. It
+        has no effect on what the next incremental snapshot holds.
         """
-        self.native.begin_snapshot(full)
+        self.begin_cut(Cut.PEEK)
         finished = False
         try:
             while len((columns := self.native.read_snapshot(chunk))["keys"]):
@@ -98,12 +138,26 @@ class RowStore:
         finally:
             self.native.end_snapshot(finished)
 
+    def begin_cut(self, cut: Cut) -> None:
+        """Begins a consistent cut, to be read with `native.read_snapshot` and ended with `native.end_snapshot`."""
+        try:
+            self.native.begin_snapshot(cut)
+        except RuntimeError:
+            raise StoreError(
+                f"Table {self.table.name}: a snapshot or export of it is already under way."
+            ) from None
+
     def import_(self, columns: Mapping[str, npt.NDArray[Any]]) -> None:
         """Writes rows as `export` gave them, over those that are there."""
         flat = {name: np.ascontiguousarray(column).reshape(-1) for name, column in columns.items()}
         try:
             self.native.import_columns(
-                flat["keys"], flat["values"].view(np.uint8), flat["state"], flat["clocks"], flat["uses"], flat["last"]
+                flat["keys"],
+                flat["values"].view(np.uint8),
+                flat["state"],
+                flat["clocks"],
+                flat["uses"],
+                flat["last"],
             )
         except ValueError as error:
             raise StoreError(f"Table {self.table.name}: {error}.") from None

@@ -31,7 +31,9 @@ class HostTier(Tier):
     def read(self, parts: Sequence[Part], rows: npt.NDArray[np.float32], step: int) -> None:
         read(*self._arguments(parts, rows), step)
 
-    def update(self, parts: Sequence[Part], grads: npt.NDArray[np.float32], step: int, ticket: Any = None) -> None:
+    def update(
+        self, parts: Sequence[Part], grads: npt.NDArray[np.float32], step: int, ticket: Any = None
+    ) -> None:
         rates = [self.tables[p.table].optimizer.lr_at(step) for p in parts]
         update(*self._arguments(parts, grads), rates, ticket)
 

@@ -47,7 +47,9 @@ class Tier:
         """Writes the rows as they are and changes nothing."""
         raise TypeError(f"{type(self).__name__} does not say how it reads")
 
-    def update(self, parts: Sequence[Part], grads: npt.NDArray[np.float32], step: int, ticket: Any = None) -> None:
+    def update(
+        self, parts: Sequence[Part], grads: npt.NDArray[np.float32], step: int, ticket: Any = None
+    ) -> None:
         """Applies each table's optimizer to the rows of its part; gradients lie where the rows lay."""
         raise TypeError(f"{type(self).__name__} does not say how it updates")
 

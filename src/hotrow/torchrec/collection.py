@@ -32,7 +32,7 @@ from hotrow.data.batch import Batch
 from hotrow.embedded import Embedded
 from hotrow.embeddings import Embeddings
 from hotrow.errors import BatchError, CheckpointError, SettingsError
-from hotrow.store.optimizers import Adagrad, Optimizer, RowWiseAdagrad
+from hotrow.store.optimizers import Optimizer
 from hotrow.store.store import RowStore
 from hotrow.table import Table
 from hotrow.torchrec import configs
@@ -219,12 +219,14 @@ class EmbeddingCollection(_Collection, EmbeddingCollectionInterface):  # type: i
         embedded = self._embed(features, None)
         names = features.keys()
         lengths = dict(zip(names, features.lengths().split(features.stride_per_key()), strict=True))
-        keys = dict(zip(names, features.values().split(features.length_per_key()), strict=True))
+        keys: dict[str, Tensor] = {}
+        if self._need_indices:
+            keys = dict(zip(names, features.values().split(features.length_per_key()), strict=True))
         return {
             name: JaggedTensor(
                 values=embedded.sequence(name).values,
                 lengths=lengths[feature],
-                weights=keys[feature] if self._need_indices else None,
+                weights=keys.get(feature),
             )
             for name, feature in self._wanted
         }
@@ -253,33 +255,15 @@ def _dtype(table: Table) -> torch.dtype:
 
 def _write(store: RowStore, weight: Tensor, step: int) -> None:
     """Gives keys 0, 1, ... the rows of `weight`, over those there are, as rows that were never updated."""
-    optimizer = store.table.optimizer
-    initial = optimizer.initial if isinstance(optimizer, Adagrad | RowWiseAdagrad) else 0.0
     for start in range(0, len(weight), _CHUNK):
-        rows = weight[start : start + _CHUNK].to("cpu", _dtype(store.table)).contiguous()
-        zeros = np.zeros(len(rows), np.uint32)
-        store.import_(
-            {
-                "keys": np.arange(start, start + len(rows), dtype=np.int64),
-                "values": rows.view(torch.uint8).numpy(),
-                "state": np.full((len(rows), optimizer.state_dim(store.table.dim)), initial, np.float32),
-                "clocks": zeros,
-                "uses": zeros,
-                "last": np.full(len(rows), step, np.uint32),
-            }
-        )
+        rows = weight[start : start + _CHUNK].to("cpu", torch.float32)
+        store.write(np.arange(start, start + len(rows), dtype=np.int64), rows.numpy(), step)
 
 
 def _rows_outside(store: RowStore, count: int) -> int:
-    """How many rows have keys outside 0 to count - 1.
-
-    Looks through a snapshot that is then given up, so that no later incremental one misses a row.
-    """
-    outside = 0
-    store.native.begin_snapshot(True)
-    try:
-        while len(keys := store.native.read_snapshot(_CHUNK)["keys"]):
-            outside += int(np.count_nonzero((keys < 0) | (keys >= count)))
-    finally:
-        store.native.end_snapshot(False)
-    return outside
+    """How many rows have keys outside 0 to count - 1."""
+    inside = sum(
+        int(store.contains(np.arange(start, min(start + _CHUNK, count), dtype=np.int64)).sum())
+        for start in range(0, count, _CHUNK)
+    )
+    return len(store) - inside

@@ -80,9 +80,7 @@ class Checkpoints:
         self.folder = folder
         self._keep = keep
         self._incremental = incremental
-        self._chain: list[
-            Path
-        ] = []  # the last full checkpoint of this process and the incremental ones on it
+        self._chain: list[Path] = []  # the last full checkpoint of this process and the incremental ones on it
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -204,9 +202,7 @@ class Checkpoints:
         for path in list(kept):
             kept |= set(chain_of(path))
         for path in set(found) - kept:
-            (
-                path / "manifest.json"
-            ).unlink()  # first, so that a half-removed folder is not taken for a checkpoint
+            (path / "manifest.json").unlink()  # first, so that a half-removed folder is not taken for a checkpoint
             shutil.rmtree(path)
 
     def _failed(self, step: int, error: OSError) -> CheckpointError:
@@ -236,9 +232,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(path.read_text())
         if manifest["format"] != FORMAT:
-            raise CheckpointError(
-                f"{folder} is not a checkpoint of a run: {path} says {manifest['format']!r}."
-            )
+            raise CheckpointError(f"{folder} is not a checkpoint of a run: {path} says {manifest['format']!r}.")
         if manifest["version"] != VERSION:
             raise CheckpointError(
                 f"{folder} has checkpoint version {manifest['version']}; this Hotrow reads version {VERSION}."

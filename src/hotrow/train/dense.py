@@ -23,9 +23,7 @@ class _Dense(Settings):
     lr: float = Field(0.001, gt=0, description="learning rate")
     schedule: Schedule = Field(Constant(), description="how the learning rate changes over the steps")
     weight_decay: float = Field(0.0, ge=0, description="added to the gradient times the weight")
-    clip_norm: float | None = Field(
-        None, gt=0, description="the norm of all gradients together is held to this"
-    )
+    clip_norm: float | None = Field(None, gt=0, description="the norm of all gradients together is held to this")
 
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         raise NotImplementedError
@@ -84,27 +82,21 @@ class DenseAdam(_Dense):
 
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         betas = (self.beta1, self.beta2)
-        return torch.optim.Adam(
-            parameters, lr=self.lr, betas=betas, eps=self.eps, weight_decay=self.weight_decay
-        )
+        return torch.optim.Adam(parameters, lr=self.lr, betas=betas, eps=self.eps, weight_decay=self.weight_decay)
 
 
 class DenseAdamW(_Dense):
     """`torch.optim.AdamW`: its weight decay shrinks the weight instead of joining the gradient."""
 
     name: Literal["adamw"] = "adamw"
-    weight_decay: float = Field(
-        0.01, ge=0, description="share of the weight taken off, times the learning rate"
-    )
+    weight_decay: float = Field(0.01, ge=0, description="share of the weight taken off, times the learning rate")
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.999, ge=0, lt=1)
     eps: float = Field(1e-8, ge=0)
 
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         betas = (self.beta1, self.beta2)
-        return torch.optim.AdamW(
-            parameters, lr=self.lr, betas=betas, eps=self.eps, weight_decay=self.weight_decay
-        )
+        return torch.optim.AdamW(parameters, lr=self.lr, betas=betas, eps=self.eps, weight_decay=self.weight_decay)
 
 
 DenseOptimizer = Annotated[
@@ -154,9 +146,7 @@ class DenseStep:
                 per_parameter.setdefault(name, {})[key] = value
         for name, values in per_parameter.items():
             if name not in self._parameters:
-                raise CheckpointError(
-                    f'The checkpoint has optimizer state for "{name}", which this model lacks.'
-                )
+                raise CheckpointError(f'The checkpoint has optimizer state for "{name}", which this model lacks.')
             parameter = self._parameters[name]
             self._optimizer.state[parameter] = {
                 key: value.clone() if key == "step" else value.to(parameter.device).clone()

@@ -103,9 +103,7 @@ class Log:
         self._file = folder.metrics.open("a")
         self._events = _events(folder.tensorboard, step) if tensorboard else None
         if tensorboard and self._events is None:
-            self.note = (
-                "No TensorBoard events are written: tensorboard is not installed (pip install tensorboard)."
-            )
+            self.note = "No TensorBoard events are written: tensorboard is not installed (pip install tensorboard)."
 
     def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """One line, and one TensorBoard scalar for each finite number in it."""

@@ -73,9 +73,7 @@ class State:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-def train(
-    run: Run, *, resume: bool = False, overwrite: bool = False, progress: Progress | None = None
-) -> Result:
+def train(run: Run, *, resume: bool = False, overwrite: bool = False, progress: Progress | None = None) -> Result:
     """Trains as `run` says, into its run folder; `resume` goes on from the last checkpoint there."""
     try:
         with host(run):
@@ -111,9 +109,7 @@ class Trainer:
 
         self.folder = RunFolder(run.output.folder)
         self.folder.begin(run, resume=resume, overwrite=overwrite)
-        self.checkpoints = Checkpoints(
-            self.folder.checkpoints, keep=run.train.keep, incremental=run.train.incremental
-        )
+        self.checkpoints = Checkpoints(self.folder.checkpoints, keep=run.train.keep, incremental=run.train.incremental)
         self.checkpoints.clean()
         if resume:
             self._restore()
@@ -144,9 +140,7 @@ class Trainer:
 
     def _pipeline(self) -> Pipeline:
         policy = self.run.policy
-        return Pipeline(
-            self._batches(), self.ranker.embeddings, ahead=policy.ahead, staleness=policy.staleness
-        )
+        return Pipeline(self._batches(), self.ranker.embeddings, ahead=policy.ahead, staleness=policy.staleness)
 
     def _batches(self) -> Iterator[Batch]:
         """The batches from where the run stands to the end of its last epoch."""
@@ -270,8 +264,7 @@ class Trainer:
         state = dict(checkpoint.state)
         if state.pop("data") != self._data():
             raise HotrowError(
-                f'The split "{self.run.data.train}" of {self.run.data.path} is not the one that {found} '
-                f"was trained on."
+                f'The split "{self.run.data.train}" of {self.run.data.path} is not the one that {found} was trained on.'
             )
         arrays = checkpoint.arrays()
         self.ranker.restore(checkpoint, arrays)
@@ -307,9 +300,7 @@ class Trainer:
 def in_words(metrics: dict[str, float]) -> str:
     """ "AUC 0.7123, log loss 0.4321, ..." """
     names = {"auc": "AUC", "user_auc": "user AUC"}
-    return ", ".join(
-        f"{names.get(k, k.replace('_', ' '))} {v:.4f}" for k, v in metrics.items() if k != "samples"
-    )
+    return ", ".join(f"{names.get(k, k.replace('_', ' '))} {v:.4f}" for k, v in metrics.items() if k != "samples")
 
 
 def _loss(logits: Tensor, batch: Batch) -> Tensor:

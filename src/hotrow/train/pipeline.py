@@ -42,9 +42,7 @@ class Pipeline:
     a context, or call `close()`: threads end, and the batches that were on their way are dropped.
     """
 
-    def __init__(
-        self, batches: Iterable[Batch], embeddings: Fetches, *, ahead: int = 4, staleness: int = 0
-    ) -> None:
+    def __init__(self, batches: Iterable[Batch], embeddings: Fetches, *, ahead: int = 4, staleness: int = 0) -> None:
         self._embeddings = embeddings
         self._staleness = staleness
         self._closed = False
@@ -85,9 +83,7 @@ class Pipeline:
     def _fetch(self, grouped: Generator[Fetched]) -> Generator[Fetched]:
         try:
             for item in grouped:
-                if (
-                    self._staleness
-                ):  # without it the consumer's own order, update and then next, is the permit
+                if self._staleness:  # without it the consumer's own order, update and then next, is the permit
                     self._permits.acquire()
                 if self._closed:
                     return

@@ -31,9 +31,7 @@ def open_source(
     path = Path(path)
     kind = _kind(path, schema) if format == "auto" else format
     if schema is not None and kind != "table":
-        raise SettingsError(
-            f"A log in the format {kind} has its own schema; give a schema only with format = table."
-        )
+        raise SettingsError(f"A log in the format {kind} has its own schema; give a schema only with format = table.")
     if kind == "table":
         return Tabular(path, schema)
     files = files_of(path)

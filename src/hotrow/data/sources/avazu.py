@@ -31,9 +31,7 @@ class Avazu(Source):
         names = [name.strip() for name in first_line(self.files[0]).split(",")]
         for needed in ("click", "hour"):
             if needed not in names:
-                raise DataError(
-                    f'{self.files[0]}:1: there is no column "{needed}" in the header; is it an Avazu log?'
-                )
+                raise DataError(f'{self.files[0]}:1: there is no column "{needed}" in the header; is it an Avazu log?')
         categories = [name for name in names if name not in _NOT_CATEGORIES]
         features = [*categories, "hour_of_day", "day_of_week"]
         self.schema = Schema(label="click", features=tuple(Column(name=n) for n in features), time="time")

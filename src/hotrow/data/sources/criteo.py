@@ -37,9 +37,7 @@ def _typed(chunk: Chunk, bad: BadRows) -> Chunk:
     checked = Checked(chunk, bad)
     checked.columns["label"] = chunk.column("label")
     for name in INTEGERS:
-        checked.put(
-            name, name, _logarithm(chunk.column(name)), "it takes an integer, or nothing", may_miss=True
-        )
+        checked.put(name, name, _logarithm(chunk.column(name)), "it takes an integer, or nothing", may_miss=True)
     for name in CATEGORIES:
         takes = "it takes a hexadecimal number of at most 15 digits, or nothing"
         checked.put(name, name, _number(chunk.column(name)), takes, may_miss=True)

@@ -95,9 +95,7 @@ def _starts(users: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.maximum.accumulate(np.where(first, np.arange(len(users)), 0))
 
 
-def _before(
-    items: NDArray[np.int64], starts: NDArray[np.int64], at: NDArray[np.int64], length: int
-) -> pa.ListArray:
+def _before(items: NDArray[np.int64], starts: NDArray[np.int64], at: NDArray[np.int64], length: int) -> pa.ListArray:
     """The last `length` items of the same user before each of the positions `at`."""
     first = np.maximum(starts[at], at - length)
     counts = at - first

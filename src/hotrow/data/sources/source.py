@@ -53,9 +53,7 @@ def files_of(path: Path | str, endings: Sequence[str] = ()) -> list[Path]:
         files = [
             f
             for f in sorted(path.iterdir())
-            if f.is_file()
-            and not f.name.startswith((".", "_"))
-            and (not endings or f.name.endswith(tuple(endings)))
+            if f.is_file() and not f.name.startswith((".", "_")) and (not endings or f.name.endswith(tuple(endings)))
         ]
         if not files:
             kinds = f" that ends in {', '.join(endings)}" if endings else ""
