@@ -280,7 +280,7 @@ def test_a_benchmark_is_shown_and_written(call, monkeypatch, tmp_path):
                 "note": "dim 8",
             }
         ],
-        "missing": {"store.vs_fbgemm_cpu": "fbgemm is not installed"},
+        "missing": [{"id": "store.vs_fbgemm_cpu", "reason": "fbgemm is not installed"}],
     }
     asked = []
     monkeypatch.setattr(hotrow.bench, "BENCHES", {"store": lambda quick: asked.append(quick) or report}, raising=False)

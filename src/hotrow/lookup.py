@@ -77,7 +77,7 @@ class Lookup:
         """What a model sees; autograd leads from here to `rows.grad`."""
         if self.rows is None:
             raise BatchError("This lookup has no rows yet: fetch it before it is embedded.")
-        results = _Pool.apply(self.rows, self)
+        results = _Pool.apply(self.rows, self)  # type: ignore[no-untyped-call]
         groups = self.batch.groups
         pooled = [
             PooledGroup(names, dims, rows, group.inverse)
@@ -116,7 +116,7 @@ class _Pool(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None]:
         lookup: Lookup = ctx.lookup
         given: list[Any] = []
         for grad, shape in zip(grads, lookup.result_shapes(), strict=True):

@@ -129,7 +129,7 @@ def test_a_disk_that_fills_up_while_spooling_leaves_nothing_behind(tmp_path, mon
     def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("hotrow.data.prepare.pa.ipc.new_file", full)
+    monkeypatch.setattr(pa.ipc, "new_file", full)
     with pytest.raises(DataError, match="The disk is full"):
         prepare(tmp_path / "log.parquet", tmp_path / "out", schema=SCHEMA, split="last:0.5")
     assert [p.name for p in tmp_path.iterdir()] == ["log.parquet"]

@@ -43,9 +43,7 @@ def auc_of_pairs(rows: list) -> float:
 
 
 def same(got: float, expected: float) -> bool:
-    return (math.isnan(got) and math.isnan(expected)) or math.isclose(
-        got, expected, rel_tol=1e-9, abs_tol=1e-12
-    )
+    return (math.isnan(got) and math.isnan(expected)) or math.isclose(got, expected, rel_tol=1e-9, abs_tol=1e-12)
 
 
 @settings(max_examples=150, deadline=None)
@@ -127,9 +125,7 @@ def test_a_weight_counts_a_sample_that_many_times() -> None:
     weighted, repeated = Metrics(), Metrics()
     weighted.update(logits, labels, torch.tensor([1.0, 3.0, 2.0]), users)
     times = torch.tensor([1, 3, 2])
-    repeated.update(
-        *(t.repeat_interleave(times) for t in (logits, labels)), None, users.repeat_interleave(times)
-    )
+    repeated.update(*(t.repeat_interleave(times) for t in (logits, labels)), None, users.repeat_interleave(times))
     got, expected = weighted.compute(), repeated.compute()
     assert all(same(got[name], expected[name]) for name in got if name != "samples")
 
@@ -137,9 +133,7 @@ def test_a_weight_counts_a_sample_that_many_times() -> None:
 @pytest.mark.parametrize("label", [0.0, 1.0])
 def test_one_class_has_a_loss_but_no_auc(label: float) -> None:
     metrics = Metrics()
-    metrics.update(
-        torch.tensor([0.5, -1.0]), torch.full((2,), label), torch.tensor([0.1, 0.7]), torch.tensor([1, 1])
-    )
+    metrics.update(torch.tensor([0.5, -1.0]), torch.full((2,), label), torch.tensor([0.1, 0.7]), torch.tensor([1, 1]))
     got = metrics.compute()
     assert math.isnan(got["auc"]) and math.isnan(got["user_auc"]) and math.isnan(got["normalized_entropy"])
     assert math.isfinite(got["log_loss"])
@@ -163,9 +157,7 @@ def test_extreme_logits_cost_what_they_should() -> None:
 
 def test_a_nan_prediction_makes_every_metric_nan() -> None:
     metrics = Metrics()
-    metrics.update(
-        torch.tensor([0.5, math.nan, 1.0]), torch.tensor([1.0, 0.0, 0.0]), None, torch.tensor([1, 1, 1])
-    )
+    metrics.update(torch.tensor([0.5, math.nan, 1.0]), torch.tensor([1.0, 0.0, 0.0]), None, torch.tensor([1, 1, 1]))
     got = metrics.compute()
     assert got.pop("samples") == 3
     assert all(math.isnan(value) for value in got.values())
@@ -201,9 +193,7 @@ def test_wrong_input_is_refused() -> None:
 
 
 def test_auc_agrees_with_torchmetrics() -> None:
-    functional = pytest.importorskip(
-        "torchmetrics.functional.classification", reason="torchmetrics is not installed"
-    )
+    functional = pytest.importorskip("torchmetrics.functional.classification", reason="torchmetrics is not installed")
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(2000, generator=generator).mul(4).round() / 4
     labels = (torch.rand(2000, generator=generator) < torch.sigmoid(logits)).to(torch.int64)

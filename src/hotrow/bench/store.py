@@ -175,7 +175,8 @@ def _embedding_bags(rows: int, numbers: list[list[Keys]], grad: Tensor) -> Calla
 
     def step(i: int) -> None:
         optimizer.zero_grad()
-        torch.cat([bag(values[i][t], offsets) for t, bag in enumerate(bags)], dim=1).backward(grad)
+        out = torch.cat([bag(values[i][t], offsets) for t, bag in enumerate(bags)], dim=1)
+        torch.autograd.backward(out, grad)
         optimizer.step()
 
     return step
@@ -206,11 +207,11 @@ def _growth(report: Report, sizes: list[int], dim: int = 8, batch: int = 100_000
         per_key[f"{size} insert"] = round(insert, 1)
         per_row[f"{size}"] = round(store.bytes / size - payload, 2)
         resident[f"{size}"] = round((_resident_bytes() - before) / size - payload, 2)
-    first, last = str(sizes[0]), str(sizes[-1])
+    least, most = str(sizes[0]), str(sizes[-1])
     add(
         report,
         "store.bytes_per_row",
-        max(*per_row.values(), resident[last]),
+        max(*per_row.values(), resident[most]),
         "bytes",
         must=32,
         aim=16,
@@ -219,7 +220,7 @@ def _growth(report: Report, sizes: list[int], dim: int = 8, batch: int = 100_000
         note="beyond values and optimizer state; the largest of the sizes, or of resident memory at the last",
     )
     if len(sizes) == 3:
-        growth = per_key[last] / per_key[first]
+        growth = per_key[most] / per_key[least]
         ours = {"ns_a_key": per_key, "dim": dim, "batch": batch}
         add(
             report,
@@ -230,7 +231,7 @@ def _growth(report: Report, sizes: list[int], dim: int = 8, batch: int = 100_000
             aim=1.5,
             better="lower",
             ours=ours,
-            note=f"{first} to {last} rows",
+            note=f"{least} to {most} rows",
         )
     else:
         missing(report, "store.growth", "left out by --quick")

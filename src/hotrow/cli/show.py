@@ -90,24 +90,16 @@ def inspected(data: Mapping[str, Any]) -> None:
 
 def benchmarked(report: Mapping[str, Any]) -> None:
     """Figures beside what they must be, and those that are missing."""
+    met = {True: "yes", False: "NO", None: ""}
     rows = [
-        (
-            r["id"],
-            _number(r["value"]),
-            r["unit"],
-            _number(r["must"]),
-            _number(r["aim"]),
-            "yes" if r["met"] else "NO",
-        )
+        (r["id"], _number(r["value"]), r["unit"], _number(r["must"]), _number(r["aim"]), met[r["met"]])
         for r in report["results"]
     ]
     _table(report["name"], ("figure", "value", "unit", "must", "aim", "met"), rows)
-    for result in report["results"]:
-        if result.get("note"):
-            _console().print(f"{result['id']}: {result['note']}", highlight=False, soft_wrap=True)
-    missing = report.get("missing") or {}
-    for name, reason in missing.items() if isinstance(missing, Mapping) else enumerate(missing):
-        _console().print(f"missing: {name}: {reason}", highlight=False, soft_wrap=True)
+    notes = [f"{r['id']}: {r['note']}" for r in report["results"] if r.get("note")]
+    notes += [f"missing: {m['id']}: {m['reason']}" for m in report.get("missing", ())]
+    for note in notes:
+        _console().print(note, highlight=False, markup=False, soft_wrap=True)
 
 
 def size(count: float) -> str:

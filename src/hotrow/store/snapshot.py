@@ -253,7 +253,7 @@ def _to_arrow(columns: Columns, table: Table, schema: pa.Schema) -> pa.RecordBat
 
 def _from_arrow(batch: pa.RecordBatch) -> Columns:
     def flat(name: str) -> np.ndarray[Any, Any]:
-        return batch.column(name).flatten().to_numpy(zero_copy_only=False)
+        return np.asarray(batch.column(name).flatten().to_numpy(zero_copy_only=False))
 
     meta = {
         c: batch.column(n).to_numpy()

@@ -24,7 +24,7 @@ from hotrow.table import ByCount, ByProbability, Fill, Normal, Table, Uniform
 Keys = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 Columns = dict[str, npt.NDArray[Any]]
-Slots = Any  # a native object: where a fetch found its rows
+Slots = _native.Slots  # where a fetch found its rows
 
 _OPTIMIZERS = ("sgd", "momentum", "adagrad", "rowwise_adagrad", "adam")
 _INITS = ("uniform", "normal", "fill")

@@ -26,22 +26,18 @@ class HostTier(Tier):
         return self._stores
 
     def fetch(self, parts: Sequence[Part], rows: npt.NDArray[np.float32], step: int) -> Any:
-        return fetch(*self._arguments(parts, rows), step)
+        return fetch(*self._arguments(parts), rows, [p.start for p in parts], step)
 
     def read(self, parts: Sequence[Part], rows: npt.NDArray[np.float32], step: int) -> None:
-        read(*self._arguments(parts, rows), step)
+        read(*self._arguments(parts), rows, [p.start for p in parts], step)
 
     def update(
         self, parts: Sequence[Part], grads: npt.NDArray[np.float32], step: int, ticket: Any = None
     ) -> None:
         rates = [self.tables[p.table].optimizer.lr_at(step) for p in parts]
-        update(*self._arguments(parts, grads), rates, ticket)
+        update(*self._arguments(parts), grads, [p.start for p in parts], rates, ticket)
 
-    def _arguments(self, parts: Sequence[Part], rows: npt.NDArray[np.float32]) -> tuple[Any, ...]:
-        return (
-            [self._stores[p.table] for p in parts],
-            [p.keys for p in parts],
-            [p.positions for p in parts],
-            rows,
-            [p.start for p in parts],
-        )
+    def _arguments(
+        self, parts: Sequence[Part]
+    ) -> tuple[list[RowStore], list[npt.NDArray[np.int64]], list[npt.NDArray[np.int64] | None]]:
+        return [self._stores[p.table] for p in parts], [p.keys for p in parts], [p.positions for p in parts]

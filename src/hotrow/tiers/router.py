@@ -72,5 +72,5 @@ class Router:
 def _is_in(keys: Keys, held: Keys) -> npt.NDArray[np.bool_]:
     if len(held) == 0:
         return np.zeros(len(keys), np.bool_)
-    at = np.searchsorted(held, keys)
-    return held[np.minimum(at, len(held) - 1)] == keys
+    at = np.minimum(np.searchsorted(held, keys), len(held) - 1)
+    return np.equal(held[at], keys)

@@ -49,8 +49,7 @@ class Metrics:
         for name, given in (("labels", labels), ("weights", weights), ("users", users)):
             if given is not None and given.shape != logits.shape:
                 raise DataError(
-                    f"Metrics: {name} of shape {tuple(given.shape)} do not fit logits of shape "
-                    f"{tuple(logits.shape)}."
+                    f"Metrics: {name} of shape {tuple(given.shape)} do not fit logits of shape {tuple(logits.shape)}."
                 )
         if logits.dim() != 1:
             raise DataError(f"Metrics: logits must be [B], not of shape {tuple(logits.shape)}.")
@@ -74,9 +73,7 @@ class Metrics:
         state = {"logits": torch.cat(self._logits), "labels": torch.cat(self._labels)}
         if any(part is not None for part in self._weights):
             pairs = zip(self._weights, self._logits, strict=True)
-            state["weights"] = torch.cat(
-                [torch.ones_like(of) if part is None else part for part, of in pairs]
-            )
+            state["weights"] = torch.cat([torch.ones_like(of) if part is None else part for part, of in pairs])
         users = [part for part in self._users if part is not None]
         return {**state, "users": torch.cat(users)} if users else state
 
