@@ -71,26 +71,32 @@ template <class Body>
 void for_keys(const Piece& piece, bool guess, Body body) {
     constexpr size_t kAhead = 16, kRing = 4 * kAhead;
     const Request& r = *piece.request;
+    const int64_t* keys = r.keys;
+    const uint32_t* order = r.order.empty() ? nullptr : r.order.data();
+    Part* parts = &r.store->part(0);
     const size_t begin = piece.begin(), n = piece.end() - begin;
-    uint64_t hash[kRing];
-    uint32_t slot[kRing];
+    struct Stage {
+        size_t i;
+        uint64_t hash;
+        Part* part;
+        uint32_t slot;
+    } ring[kRing];
     for (size_t at = 0; at < n + 2 * kAhead; ++at) {
         if (at < n) {
-            const uint64_t h = hash[at % kRing] = hash_key(r.keys[piece.key(begin + at)]);
-            if (!guess) r.store->part(Store::part_of(h)).prefetch_bucket(h);
+            Stage& s = ring[at % kRing];
+            s.i = order == nullptr ? at : order[begin + at];
+            s.hash = hash_key(keys[s.i]);
+            s.part = parts + Store::part_of(s.hash);
+            if (!guess) s.part->prefetch_bucket(s.hash);
         }
         if (at >= kAhead && at < n + kAhead) {
-            const size_t k = at - kAhead;
-            const uint64_t h = hash[k % kRing];
-            const Part& part = r.store->part(Store::part_of(h));
-            slot[k % kRing] = guess ? r.slots[piece.key(begin + k)] : part.candidate(h);
-            if (slot[k % kRing] < kFirstSpecialSlot) part.prefetch_record(slot[k % kRing]);
+            Stage& s = ring[(at - kAhead) % kRing];
+            s.slot = guess ? r.slots[s.i] : s.part->candidate(s.hash);
+            if (s.slot < kFirstSpecialSlot) s.part->prefetch_record(s.slot);
         }
         if (at >= 2 * kAhead) {
-            const size_t k = at - 2 * kAhead, i = piece.key(begin + k);
-            const uint64_t h = hash[k % kRing];
-            Part& part = r.store->part(Store::part_of(h));
-            body(i, part, h, part.find(r.keys[i], h, slot[k % kRing]));
+            const Stage& s = ring[(at - 2 * kAhead) % kRing];
+            body(s.i, *s.part, s.hash, s.part->find(keys[s.i], s.hash, s.slot));
         }
     }
 }

@@ -55,14 +55,14 @@ struct Step {
 
 // Sixteen fixed lanes: vectorised, and the same sum on every machine.
 inline float sum_of_squares(const float* g, size_t n) {
-    float lane[16] = {};
+    float lane[16] = {}, eight[8], four[4];
     size_t j = 0;
     for (; j + 16 <= n; j += 16)
         for (size_t k = 0; k < 16; ++k) lane[k] += g[j + k] * g[j + k];
     for (size_t k = 0; j < n; ++j, ++k) lane[k] += g[j] * g[j];
-    for (size_t width = 8; width > 0; width /= 2)
-        for (size_t k = 0; k < width; ++k) lane[k] += lane[k + width];
-    return lane[0];
+    for (size_t k = 0; k < 8; ++k) eight[k] = lane[k] + lane[k + 8];
+    for (size_t k = 0; k < 4; ++k) four[k] = eight[k] + eight[k + 4];
+    return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
 // Clips and decays the gradient into scratch.

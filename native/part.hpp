@@ -50,9 +50,13 @@ struct Shape {
     size_t stride() const { return (sizeof(Header) + state_bytes() + value_bytes() + 3) / 4 * 4; }
 };
 
-class Part {
+class alignas(64) Part {
+    // What every lookup needs stands first, on one cache line.
+    Records* records_ = nullptr;  // the table's
+    Index index_;
+    Shape shape_;
+
 public:
-    std::mutex mutex;
 
     void open(const Shape& shape, Records& records) {
         shape_ = shape;
@@ -190,6 +194,8 @@ public:
         track_erased_ = true;
     }
 
+    std::mutex mutex;
+
 private:
     std::byte* record(uint32_t slot) const { return records_->at(slot); }
     uint32_t slot_at(size_t i) const { return chunks_[i / Records::kChunk] + static_cast<uint32_t>(i % Records::kChunk); }
@@ -214,9 +220,6 @@ private:
         }
     }
 
-    Shape shape_;
-    Records* records_ = nullptr;  // the table's
-    Index index_;
     std::vector<uint32_t> chunks_;  // first slots of its chunks, in the order they were taken
     size_t used_ = 0;               // slots taken, erased ones included
     std::vector<uint32_t> free_;

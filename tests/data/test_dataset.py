@@ -3,6 +3,7 @@
 import errno
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -158,6 +159,23 @@ def test_a_failed_overwrite_leaves_the_old_data_set_whole(tmp_path, monkeypatch)
         with pytest.raises(KeyboardInterrupt):
             written(path, (30,), row_group=10, overwrite=True)
     DataSet.open(path).verify()
+    assert DataSet.open(path).samples("train") == 10
+    assert [p.name for p in tmp_path.iterdir()] == ["set"]
+
+
+def test_an_overwrite_that_cannot_be_put_in_place_gives_the_old_data_set_back(tmp_path, monkeypatch):
+    path = tmp_path / "set"
+    written(path, (10,))
+    real = Path.rename
+
+    def rename(self, target):
+        if self.suffix == ".partial":
+            raise OSError(errno.EACCES, "Permission denied")
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(DataError, match="could not be written: Permission denied"):
+        written(path, (30,), overwrite=True)
     assert DataSet.open(path).samples("train") == 10
     assert [p.name for p in tmp_path.iterdir()] == ["set"]
 

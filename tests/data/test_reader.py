@@ -159,6 +159,8 @@ def test_epochs_differ_and_seeds_differ_and_order_is_that_of_the_files_without_s
     epochs = [keys_of(next(iter(reader))) for _ in range(2)]
     assert orders[0] == epochs[0]
     assert orders[0] != orders[1] and epochs[0] != epochs[1]
+    alone = Reader(sets(90, row_group=100), "train", 90)
+    assert keys_of(next(iter(alone))) != keys_of(next(iter(alone)))
     plain = Reader(sets(90), "train", 7, shuffle=False)
     assert [k for b in plain for k in keys_of(b)] == list(range(90))
 

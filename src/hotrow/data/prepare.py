@@ -71,7 +71,7 @@ def prepare(
         if first == 0:
             raise DataError(f"{source.files[0]}: no sample is left: all {found.skipped} rows were set aside.")
         writer.facts |= dict(source.facts)
-        writer.facts["split"] = f"{division.name}:{value}" if (value := getattr(division, "value", None)) else "none"
+        writer.facts["split"] = division.text
         if found.skipped:
             writer.facts["set_aside"] = {"rows": found.skipped, "examples": found.examples}
     return DataSet.open(out)

@@ -26,6 +26,14 @@ from hotrow.settings import Settings
 
 
 class _Split(Settings):
+    name: str
+    value: float | int | None = None
+
+    @property
+    def text(self) -> str:
+        """As `parse_split` reads it."""
+        return self.name if self.value is None else f"{self.name}:{self.value}"
+
     def check(self, schema: Schema) -> None:
         """Raises `SettingsError` where the schema lacks what this split needs."""
 
@@ -93,6 +101,7 @@ class Nothing(_Split):
     """No test samples."""
 
     name: Literal["none"] = "none"
+    value: None = None
 
 
 Split = Annotated[Last | FromTime | AfterSamples | Users | Nothing, Field(discriminator="name")]
