@@ -53,13 +53,9 @@ template <class Body>
 void for_pieces(const std::vector<Piece>& pieces, Body body) {
     parallel_for(pieces.size(), [&](size_t i) {
         const Piece& piece = pieces[i];
-        for (size_t p = piece.first; p < piece.last; ++p) piece.request->store->part(p).mutex.lock();
-        struct Unlock {
-            const Piece& piece;
-            ~Unlock() {
-                for (size_t p = piece.first; p < piece.last; ++p) piece.request->store->part(p).mutex.unlock();
-            }
-        } unlock{piece};
+        const Store& store = *piece.request->store;
+        for (size_t p = piece.first; p < piece.last; ++p) __builtin_prefetch(&store.part(p));
+        const PartLocks locks(store, piece.first, piece.last);
         body(piece);
     });
 }
@@ -69,7 +65,7 @@ void for_pieces(const std::vector<Piece>& pieces, Body body) {
 // a key's bucket is asked for, then its record, then the body works on what has arrived.
 template <class Body>
 void for_keys(const Piece& piece, bool guess, Body body) {
-    constexpr size_t kAhead = 16, kRing = 4 * kAhead;
+    constexpr size_t kAhead = 12, kRing = 4 * kAhead;
     const Request& r = *piece.request;
     const int64_t* keys = r.keys;
     const uint32_t* order = r.order.empty() ? nullptr : r.order.data();
@@ -178,9 +174,10 @@ inline void update(std::vector<Request>& requests) {
         const Request& r = *piece.request;
         const Store& store = *r.store;
         const size_t dim = store.shape().dim;
-        std::vector<float> scratch;
+        std::vector<float> scratch(3 * dim);
         for_keys(piece, r.slots != nullptr, [&](size_t i, Part& part, uint64_t, uint32_t slot) {
-            if (slot != kNoSlot) store.update(part, slot, r.step, r.row(i, dim), scratch);
+            if (slot == kNoSlot) return;
+            store.update(part, slot, r.step, r.gradient(i, dim, scratch.data() + 2 * dim), scratch.data());
         });
     });
 }

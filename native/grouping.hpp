@@ -47,7 +47,7 @@ struct Unique {
 // Distinct keys of keys[n], in order of first appearance: writes unique[], local[n] and counts[]; returns how many.
 inline size_t dedup_in_cache(const int64_t* keys, size_t n, int64_t* unique, int32_t* local, int32_t* counts,
                              std::vector<uint32_t>& table) {
-    const size_t size = std::bit_ceil(2 * n + 1);
+    const size_t size = std::max<size_t>(std::bit_ceil(2 * n), 2);
     const int shift = 64 - std::countr_zero(size);
     table.assign(size, 0);
     uint32_t found = 0;

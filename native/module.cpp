@@ -62,7 +62,7 @@ using Positions = std::vector<std::optional<In<int64_t>>>;
 
 template <class T>
 std::vector<Request> requests_for(const std::vector<Store*>& stores, const Keys& keys, const Positions& positions,
-                                  const T& rows, const std::vector<size_t>& starts) {
+                                  const T& rows, const std::vector<size_t>& starts, bool check) {
     if (keys.size() != stores.size() || positions.size() != stores.size() || starts.size() < stores.size())
         throw std::invalid_argument("each store needs its keys, positions and where its rows start");
     std::vector<Request> out(stores.size());
@@ -75,16 +75,49 @@ std::vector<Request> requests_for(const std::vector<Store*>& stores, const Keys&
         if (positions[t]) {
             if (positions[t]->size() != r.n) throw std::invalid_argument("each key needs a position");
             r.positions = positions[t]->data();
-        } else if (starts[t] + r.n * r.store->shape().dim > rows.size()) {
+        } else if (check && starts[t] + r.n * r.store->shape().dim > rows.size()) {
             throw std::invalid_argument("the rows' array is too small for the keys");
         }
     }
     return out;
 }
 
+template <class M>
+std::vector<Matrix> matrices(const std::vector<std::optional<M>>& arrays) {
+    std::vector<Matrix> out;
+    for (const auto& m : arrays)
+        out.push_back(m ? Matrix{const_cast<float*>(m->data()), m->shape(1)} : Matrix{nullptr, 0});
+    return out;
+}
+
+// The gradients of a grouping's result matrices, and which table of it each store's request is for.
+struct Places {
+    BatchGrouping* batch;
+    std::vector<size_t> tables;
+    std::vector<Matrix> matrices;
+    Addresses addresses;
+
+    Places(BatchGrouping* b, std::vector<size_t> t, std::vector<Matrix> m)
+        : batch(b), tables(std::move(t)), matrices(std::move(m)) {}
+    Places(const Places&) = delete;
+
+    // Lets the requests sum their gradients from here.
+    void connect(std::vector<Request>& requests) {
+        const Grouping& grouping = *batch->grouping;
+        if (tables.size() != requests.size()) throw std::invalid_argument("each store needs its table of the grouping");
+        addresses = grouping.addresses(matrices);
+        for (size_t k = 0; k < requests.size(); ++k) {
+            if (tables[k] >= grouping.tables.size()) throw std::invalid_argument("there is no such table");
+            requests[k].grouping = &grouping;
+            requests[k].addresses = &addresses;
+            requests[k].table = tables[k];
+        }
+    }
+};
+
 Slots* fetch_rows(const std::vector<Store*>& stores, const Keys& keys, const Positions& positions,
                   const Out<float>& rows, const std::vector<size_t>& starts, uint32_t now) {
-    auto requests = requests_for(stores, keys, positions, rows, starts);
+    auto requests = requests_for(stores, keys, positions, rows, starts, true);
     auto slots = std::make_unique<Slots>();
     slots->of_table.resize(stores.size());
     nb::gil_scoped_release release;
@@ -98,14 +131,14 @@ Slots* fetch_rows(const std::vector<Store*>& stores, const Keys& keys, const Pos
 
 void read_rows(const std::vector<Store*>& stores, const Keys& keys, const Positions& positions, const Out<float>& rows,
                const std::vector<size_t>& starts, uint32_t now) {
-    auto requests = requests_for(stores, keys, positions, rows, starts);
+    auto requests = requests_for(stores, keys, positions, rows, starts, true);
     nb::gil_scoped_release release;
     read(requests, now);
 }
 
 void update_rows(const std::vector<Store*>& stores, const Keys& keys, const Positions& positions, const In<float>& grads,
-                 const std::vector<size_t>& starts, const std::vector<float>& rates, Slots* slots) {
-    auto requests = requests_for(stores, keys, positions, grads, starts);
+                 const std::vector<size_t>& starts, const std::vector<float>& rates, Slots* slots, Places* places) {
+    auto requests = requests_for(stores, keys, positions, grads, starts, places == nullptr);
     if (rates.size() != stores.size()) throw std::invalid_argument("each store needs a learning rate");
     for (size_t t = 0; t < stores.size(); ++t) {
         requests[t].lr = rates[t];
@@ -115,6 +148,7 @@ void update_rows(const std::vector<Store*>& stores, const Keys& keys, const Posi
         requests[t].slots = slots->of_table[t].data();
     }
     nb::gil_scoped_release release;
+    if (places != nullptr) places->connect(requests);
     update(requests);
 }
 
@@ -192,14 +226,6 @@ BatchGrouping* make_grouping(const Layout& layout, std::vector<In<int64_t>> valu
     return out.release();
 }
 
-template <class M>
-std::vector<Matrix> matrices(const std::vector<std::optional<M>>& arrays) {
-    std::vector<Matrix> out;
-    for (const auto& m : arrays)
-        out.push_back(m ? Matrix{const_cast<float*>(m->data()), m->shape(1)} : Matrix{nullptr, 0});
-    return out;
-}
-
 void bind_store(nb::module_& m) {
     nb::class_<Slots>(m, "Slots").def("of", [](nb::handle self, size_t t) {
         auto& v = nb::cast<Slots&>(self).of_table.at(t);
@@ -254,10 +280,12 @@ void bind_store(nb::module_& m) {
             nb::gil_scoped_release release;
             for (size_t i = 0; i < keys.size(); ++i) s.initial_values(keys.data()[i], out.data() + i * s.shape().dim);
         });
-    m.def("fetch", &fetch_rows, nb::rv_policy::take_ownership);
-    m.def("read", &read_rows);
+    m.def("fetch", &fetch_rows, nb::rv_policy::take_ownership, nb::arg("stores"), nb::arg("keys"), nb::arg("positions"),
+          nb::arg("rows"), nb::arg("starts"), nb::arg("step"));
+    m.def("read", &read_rows, nb::arg("stores"), nb::arg("keys"), nb::arg("positions"), nb::arg("rows"),
+          nb::arg("starts"), nb::arg("step"));
     m.def("update", &update_rows, nb::arg("stores"), nb::arg("keys"), nb::arg("positions"), nb::arg("grads"),
-          nb::arg("starts"), nb::arg("rates"), nb::arg("slots").none());
+          nb::arg("starts"), nb::arg("rates"), nb::arg("slots").none(), nb::arg("places").none() = nb::none());
 }
 
 void bind_grouping(nb::module_& m) {
@@ -306,6 +334,14 @@ void bind_grouping(nb::module_& m) {
                  nb::gil_scoped_release release;
                  g.grouping->backward(from, row_grads.data());
              });
+    nb::class_<Places>(m, "Places")
+        .def(
+            "__init__",
+            [](Places* self, BatchGrouping* batch, std::vector<size_t> tables,
+               const std::vector<std::optional<OutMatrix>>& out) {
+                new (self) Places(batch, std::move(tables), matrices(out));
+            },
+            nb::keep_alive<1, 2>(), nb::keep_alive<1, 4>());
     m.def("unique", [](const In<int64_t>& keys) {
         Unique u;
         {

@@ -1,5 +1,6 @@
 // One part of a table: the rows whose key hashes to it, their index, and what a snapshot under way needs.
-// A part has one lock; whoever calls anything here holds it. A table has many parts, so that threads seldom meet.
+// Whoever calls anything here holds the part's lock, which the table keeps. A table has many parts, so that threads
+// seldom meet.
 //
 // A row is one record, so that finding, reading and updating it touch neighbouring lines:
 //
@@ -13,7 +14,6 @@
 
 #include <cstdint>
 #include <cstring>
-#include <mutex>
 #include <stdexcept>
 #include <vector>
 
@@ -77,8 +77,8 @@ public:
     void prefetch_record(uint32_t slot) const {
         const std::byte* from = record(slot);
         const size_t last = records_->stride() - 1;
-        for (size_t at = 0; at < last; at += 64) __builtin_prefetch(from + at, 1);
-        __builtin_prefetch(from + last, 1);
+        for (size_t at = 0; at < last; at += 64) __builtin_prefetch(from + at);
+        __builtin_prefetch(from + last);
     }
 
     bool holds(uint32_t slot, int64_t key) const {
@@ -193,8 +193,6 @@ public:
         erased_.clear();
         track_erased_ = true;
     }
-
-    std::mutex mutex;
 
 private:
     std::byte* record(uint32_t slot) const { return records_->at(slot); }

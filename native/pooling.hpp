@@ -1,8 +1,8 @@
 // From rows to what a model sees, and back: pooled features side by side, sequence features row for row.
 //
-// The rows of all tables lie in one flat array, table after table: rows[U_0 * D_0 + ...]. A group's pooled features go
-// to one matrix [S, sum of dims]; a sequence feature goes to a matrix [lookups, D] of its own. The gradient goes
-// the same way back, each unique row's by one thread.
+// The rows of all tables lie in one flat array, table after table: rows[U_0 * D_0 + ...]. A group's pooled features go to
+// one matrix [S, sum of dims]; a sequence feature goes to a matrix [lookups, D] of its own. On the way back the
+// gradient of a row is summed by one thread, over its lookups in their order, straight from the matrices' gradients.
 #pragma once
 
 #include <algorithm>
@@ -44,6 +44,14 @@ struct FeatureView {
     size_t column;  // and where in a row of it
 
     size_t lookups() const { return static_cast<size_t>(offsets[samples] - offsets[0]); }
+
+    // Whether lookup i is row i of the result: a sequence, or exactly one key a sample.
+    bool regular() const {
+        if (pooling == Pooling::sequence) return true;
+        bool one = true;
+        for (size_t s = 0; s < samples; ++s) one &= offsets[s + 1] - offsets[s] == 1;
+        return one;
+    }
 };
 
 struct Matrix {
@@ -71,6 +79,20 @@ inline void prefetch(const float* row, size_t dim) {
     for (size_t at = 0; at < last; at += 64) __builtin_prefetch(bytes + at);
 }
 
+// For each lookup of a table where its gradient stands, and what it is multiplied by where that is not always 1.
+struct Addresses {
+    struct Table {
+        const float* base = nullptr;  // if lookups stand at equal distances: where, and how far apart
+        size_t distance = 0;
+        Buffer<const float*> places;
+        Buffer<float> factors;  // empty: always 1
+
+        const float* place(size_t lookup) const { return base != nullptr ? base + lookup * distance : places[lookup]; }
+        float factor(size_t lookup) const { return factors.size() == 0 ? 1.0f : factors[lookup]; }
+    };
+    std::vector<Table> tables;
+};
+
 class Grouping {
 public:
     Grouping(std::vector<size_t> dims, const std::vector<std::vector<FeatureSpec>>& groups,
@@ -97,6 +119,45 @@ public:
     std::vector<Unique> tables;
     std::vector<size_t> row_starts;  // where each table's rows begin in the flat array, and where the last end
 
+    // Where the lookups of every table stand in these matrices.
+    Addresses addresses(const std::vector<Matrix>& matrices) const {
+        Addresses out;
+        out.tables.resize(tables.size());
+        std::vector<const FeatureView*> only(tables.size(), nullptr);
+        std::vector<size_t> features(tables.size(), 0);
+        std::vector<bool> scaled(tables.size());
+        for (const FeatureView& f : features_) {
+            only[f.table] = &f;
+            ++features[f.table];
+            if (f.weights != nullptr || f.pooling == Pooling::mean) scaled[f.table] = true;
+        }
+        for (size_t t = 0; t < tables.size(); ++t) {
+            if (features[t] == 1 && !scaled[t] && only[t]->regular()) {
+                out.tables[t].base = matrices[only[t]->matrix].data + only[t]->column;
+                out.tables[t].distance = matrices[only[t]->matrix].width;
+                continue;
+            }
+            out.tables[t].places = Buffer<const float*>(tables[t].lookups);
+            if (scaled[t]) out.tables[t].factors = Buffer<float>(tables[t].lookups);
+        }
+        for_blocks([&](const FeatureView& f, size_t first, size_t last) {
+            Addresses::Table& to = out.tables[f.table];
+            if (to.base != nullptr) return;
+            const Matrix& m = matrices[f.matrix];
+            for (size_t s = first; s < last; ++s) {
+                const float share = mean_factor(f, s);
+                for (int64_t p = f.offsets[s]; p < f.offsets[s + 1]; ++p) {
+                    const auto at = static_cast<size_t>(p - f.offsets[0]);
+                    const size_t row = f.pooling == Pooling::sequence ? at : s;
+                    to.places[f.at + at] = m.data + row * m.width + f.column;
+                    if (to.factors.size() != 0)
+                        to.factors[f.at + at] = f.pooling == Pooling::sequence ? 1.0f : weight(f, p) * share;
+                }
+            }
+        });
+        return out;
+    }
+
     void forward(const float* rows, const std::vector<Matrix>& out) const {
         for_blocks([&](const FeatureView& f, size_t first, size_t last) {
             const float* table = rows + row_starts[f.table];
@@ -122,46 +183,27 @@ public:
         });
     }
 
-    // grads[m] is the gradient of forward's out[m]; row_grads is written in full.
+    // The gradient of every row, in the flat array; grads[m] is the gradient of the result matrix m.
     void backward(const std::vector<Matrix>& grads, float* row_grads) const {
-        std::vector<Buffer<const float*>> source;  // for each lookup of a table where its gradient stands,
-        std::vector<Buffer<float>> factor;         // and what it is multiplied by, where that is not always 1
-        std::vector<bool> scaled(tables.size());
-        for (const FeatureView& f : features_)
-            if (f.weights != nullptr || f.pooling == Pooling::mean) scaled[f.table] = true;
-        for (size_t t = 0; t < tables.size(); ++t) {
-            source.emplace_back(tables[t].lookups);
-            factor.emplace_back(scaled[t] ? tables[t].lookups : 0);
-        }
-        for_blocks([&](const FeatureView& f, size_t first, size_t last) {
-            const Matrix& m = grads[f.matrix];
-            for (size_t s = first; s < last; ++s) {
-                const float share = scaled[f.table] ? mean_factor(f, s) : 1.0f;
-                for (int64_t p = f.offsets[s]; p < f.offsets[s + 1]; ++p) {
-                    const auto at = static_cast<size_t>(p - f.offsets[0]);
-                    const size_t row = f.pooling == Pooling::sequence ? at : s;
-                    source[f.table][f.at + at] = m.data + row * m.width + f.column;
-                    if (scaled[f.table])
-                        factor[f.table][f.at + at] = f.pooling == Pooling::sequence ? 1.0f : weight(f, p) * share;
-                }
-            }
-        });
+        const Addresses from = addresses(grads);
         for_ranges([&](size_t t, size_t first, size_t last) {
-            const Unique& unique = tables[t];
-            const size_t dim = dims_[t];
-            constexpr int32_t kAhead = 8;  // gradients stand far apart: ask for them early
-            const auto lookups = static_cast<int32_t>(unique.lookups);
-            for (size_t u = first; u < last; ++u) {
-                float* to = row_grads + row_starts[t] + u * dim;
-                const int32_t begin = unique.starts[u], end = unique.starts[u + 1];
-                for (int32_t k = begin; k < end; ++k) {
-                    const int32_t p = unique.order[k];
-                    if (k + kAhead < lookups) prefetch(source[t][unique.order[k + kAhead]], dim);
-                    const float w = scaled[t] ? factor[t][p] : 1.0f;
-                    k == begin ? copy(to, source[t][p], w, dim) : add(to, source[t][p], w, dim);
-                }
-            }
+            for (size_t u = first; u < last; ++u) sum_gradient(from, t, u, row_grads + row_starts[t] + u * dims_[t]);
         });
+    }
+
+    // The gradient of one row: the sum over its lookups, in their order.
+    void sum_gradient(const Addresses& from, size_t t, size_t u, float* to) const {
+        constexpr int32_t kAhead = 12;  // gradients stand far apart: ask for them early
+        const Unique& unique = tables[t];
+        const Addresses::Table& table = from.tables[t];
+        const size_t dim = dims_[t];
+        const auto lookups = static_cast<int32_t>(unique.lookups);
+        const int32_t begin = unique.starts[u], end = unique.starts[u + 1];
+        for (int32_t k = begin; k < end; ++k) {
+            const auto p = static_cast<size_t>(unique.order[k]);
+            if (k + kAhead < lookups) prefetch(table.place(static_cast<size_t>(unique.order[k + kAhead])), dim);
+            k == begin ? copy(to, table.place(p), table.factor(p), dim) : add(to, table.place(p), table.factor(p), dim);
+        }
     }
 
 private:

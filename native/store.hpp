@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "part.hpp"
+#include "pooling.hpp"
 #include "sketch.hpp"
 #include "threads.hpp"
 
@@ -48,11 +49,24 @@ struct Request {
     uint32_t* slots = nullptr;  // where each key's row was found; the calls use it as a guess and write it back
     float lr = 0;               // for updates
 
+    // For updates: where gradients are summed from, instead of standing in `rows`.
+    const Grouping* grouping = nullptr;
+    const Addresses* addresses = nullptr;
+    size_t table = 0;  // in the grouping
+
     Step step = {};                  // for updates
     std::vector<uint32_t> order = {};   // the keys' numbers sorted by part, where several threads share the request
     std::vector<uint32_t> bounds = {};  // where in `order` each part begins
 
-    float* row(size_t i, size_t dim) const { return rows + (positions == nullptr ? i : positions[i]) * dim; }
+    size_t position(size_t i) const { return positions == nullptr ? i : static_cast<size_t>(positions[i]); }
+    float* row(size_t i, size_t dim) const { return rows + position(i) * dim; }
+
+    // The gradient of keys[i]'s row; scratch has room for it.
+    const float* gradient(size_t i, size_t dim, float* scratch) const {
+        if (addresses == nullptr) return row(i, dim);
+        grouping->sum_gradient(*addresses, table, position(i), scratch);
+        return scratch;
+    }
 };
 
 // Rows as columns: what snapshots read and write.
@@ -61,6 +75,35 @@ struct Columns {
     std::vector<std::byte> values;
     std::vector<float> state;
     std::vector<uint32_t> clocks, uses, last;
+};
+
+// A lock of four bytes, so that those of a table's parts share a cache line or two: taking them all costs little.
+class Lock {
+public:
+    void lock() {
+        while (taken_.exchange(1, std::memory_order_acquire) != 0) taken_.wait(1, std::memory_order_relaxed);
+    }
+    void unlock() {
+        taken_.store(0, std::memory_order_release);
+        taken_.notify_one();
+    }
+
+private:
+    std::atomic<uint32_t> taken_{0};
+};
+
+// Holds the locks of a range of a table's parts, taken in ascending order.
+class PartLocks {
+public:
+    PartLocks(const Store& store, size_t first, size_t last);
+    explicit PartLocks(const Store& store);
+    ~PartLocks();
+    PartLocks(const PartLocks&) = delete;
+    PartLocks& operator=(const PartLocks&) = delete;
+
+private:
+    const Store& store_;
+    size_t first_, last_;
 };
 
 class Store {
@@ -83,6 +126,7 @@ public:
 
     static size_t part_of(uint64_t hash) { return (hash >> 8) % kParts; }
     Part& part(size_t p) const { return parts_[p]; }
+    Lock& lock(size_t p) const { return locks_[p]; }
 
     // Whether a key without a row gets one on the spot, with no count to look at and no room to make.
     bool inserts_at_once() const {
@@ -119,22 +163,22 @@ public:
         return slot;
     }
 
-    void update(Part& part, uint32_t slot, const Step& step, const float* grad, std::vector<float>& scratch) const {
+    // scratch has room for 2 dim floats.
+    void update(Part& part, uint32_t slot, const Step& step, const float* grad, float* scratch) const {
         const Shape& s = shape();
-        scratch.resize(2 * s.dim);
         part.touch(slot);
         Header& h = part.header(slot);
         const bool first = h.clock == 0;
         ++h.clock;
         if (!s.bf16) {
             auto* row = reinterpret_cast<float*>(part.values(slot));
-            update_row(settings_.optimizer, step, row, part.state(slot), grad, scratch.data(), s.dim, first);
+            update_row(settings_.optimizer, step, row, part.state(slot), grad, scratch, s.dim, first);
             return;
         }
         auto* stored = reinterpret_cast<uint16_t*>(part.values(slot));
-        float* row = scratch.data() + s.dim;
+        float* row = scratch + s.dim;
         widen(stored, row, s.dim);
-        update_row(settings_.optimizer, step, row, part.state(slot), grad, scratch.data(), s.dim, first);
+        update_row(settings_.optimizer, step, row, part.state(slot), grad, scratch, s.dim, first);
         round_stochastic(row, stored, s.dim, h.key, h.clock);
     }
 
@@ -151,7 +195,7 @@ public:
 
     // Erases the least valuable rows until at most `target` are left, but none that was used at step `now` or later.
     void evict_to(size_t target, uint32_t now) {
-        const auto locks = lock_all();
+        const PartLocks locks(*this);
         struct Row {
             uint64_t worth;
             int64_t key;
@@ -180,16 +224,10 @@ public:
         return slot != kNoSlot;
     }
 
-    std::vector<std::unique_lock<std::mutex>> lock_all() const {
-        std::vector<std::unique_lock<std::mutex>> locks;
-        for (size_t p = 0; p < kParts; ++p) locks.emplace_back(parts_[p].mutex);
-        return locks;
-    }
-
     // ---- snapshots: begin at a moment, then read chunk after chunk while others go on, then end ----
 
     void begin_snapshot(Cut cut) {
-        const auto locks = lock_all();
+        const PartLocks locks(*this);
         if (snapshot_) throw std::logic_error("a snapshot of this table is already under way");
         snapshot_ = true;
         snapshot_part_ = 0;
@@ -205,7 +243,7 @@ public:
     Columns read_snapshot(size_t most) {
         Columns out;
         while (snapshot_part_ < kParts && out.keys.size() < most) {
-            std::lock_guard lock(parts_[snapshot_part_].mutex);
+            const PartLocks locks(*this, snapshot_part_, snapshot_part_ + 1);
             const size_t want = std::min<size_t>(most - out.keys.size(), 4096);
             if (!parts_[snapshot_part_].visit_snapshot(want, [&](const std::byte* r) { append(out, r); }))
                 ++snapshot_part_;
@@ -214,7 +252,7 @@ public:
     }
 
     void end_snapshot(bool kept) {
-        const auto locks = lock_all();
+        const PartLocks locks(*this);
         for (size_t p = 0; p < kParts; ++p) parts_[p].end_snapshot(kept);
         snapshot_ = false;
         cut_sketch = {};
@@ -222,7 +260,7 @@ public:
     }
 
     void settle() {
-        const auto locks = lock_all();
+        const PartLocks locks(*this);
         for (size_t p = 0; p < kParts; ++p) parts_[p].settle();
     }
 
@@ -241,7 +279,7 @@ private:
     size_t sum(Of of) const {
         size_t total = 0;
         for (size_t p = 0; p < kParts; ++p) {
-            std::lock_guard lock(parts_[p].mutex);
+            const PartLocks locks(*this, p, p + 1);
             total += of(parts_[p]);
         }
         return total;
@@ -271,7 +309,7 @@ private:
         if (settings_.ttl == 0 || now < swept_ + settings_.ttl / 4 + 1) return;
         swept_ = now;
         parallel_for(kParts, [&](size_t p) {
-            std::lock_guard lock(parts_[p].mutex);
+            const PartLocks locks(*this, p, p + 1);
             parts_[p].for_each([&](uint32_t slot) {
                 if (expired(parts_[p].header(slot), now)) parts_[p].erase(slot);
             });
@@ -293,6 +331,7 @@ private:
 
     StoreSettings settings_;
     Records records_;
+    mutable Lock locks_[kParts];
     std::unique_ptr<Part[]> parts_;
     std::mutex admission_mutex_;
     Sketch sketch_;
@@ -300,5 +339,13 @@ private:
     bool snapshot_ = false;
     size_t snapshot_part_ = 0;
 };
+
+inline PartLocks::PartLocks(const Store& store, size_t first, size_t last) : store_(store), first_(first), last_(last) {
+    for (size_t p = first_; p < last_; ++p) store_.lock(p).lock();
+}
+inline PartLocks::PartLocks(const Store& store) : PartLocks(store, 0, Store::kParts) {}
+inline PartLocks::~PartLocks() {
+    for (size_t p = first_; p < last_; ++p) store_.lock(p).unlock();
+}
 
 }  // namespace hotrow

@@ -60,6 +60,9 @@ class Layout:
         self, values: Sequence[_Keys], offsets: Sequence[_Keys], weights: Sequence[_Floats | None]
     ) -> Grouping: ...
 
+class Places:
+    def __init__(self, grouping: Grouping, tables: Sequence[int], matrices: Sequence[_Floats | None]) -> None: ...
+
 def unique(keys: _Keys) -> tuple[_Keys, _Ints]: ...
 def fetch(
     stores: Sequence[Store],
@@ -85,4 +88,5 @@ def update(
     starts: Sequence[int],
     rates: Sequence[float],
     slots: Slots | None,
+    places: Places | None = None,
 ) -> None: ...

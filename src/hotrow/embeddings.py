@@ -31,7 +31,7 @@ from hotrow.store.snapshot import Snapshot, restore
 from hotrow.table import Feature, Table
 from hotrow.tiers.host import HostTier
 from hotrow.tiers.router import Router
-from hotrow.tiers.tier import Tier
+from hotrow.tiers.tier import Gradients, Tier
 
 
 class Embeddings(nn.Module):
@@ -82,61 +82,51 @@ class Embeddings(nn.Module):
             [g.offsets.numpy() for g in batch.groups],
             [None if g.weights is None else g.weights.numpy() for g in batch.groups],
         )
-        starts = grouping.starts
         keys = [grouping.keys(t) for t in range(len(self.tables))]
-        routed = self.router.route(list(self.tables), keys, starts)
-        return Lookup(batch, layout, grouping, routed, training=False, starts=starts)
+        return Lookup(batch, layout, grouping, self.router.route(list(self.tables), keys, grouping.starts))
 
     def fetch(self, lookup: Lookup) -> Lookup:
         """Brings the lookup's rows. In training mode keys without a row get one, as the table's admission has it."""
-        lookup.training = self.training and torch.is_grad_enabled()
-        rows = torch.empty(lookup.starts[-1])
-        if lookup.training:
-            lookup.tickets = self.router.fetch(lookup.routed, rows.numpy(), self.steps)
-        else:
-            self.router.read(lookup.routed, rows.numpy(), self.steps)
-        lookup.rows = rows.requires_grad_(lookup.training)
+        lookup.fetch(self.router, self.steps, self.training and torch.is_grad_enabled())
         return lookup
 
     def embed(self, lookup: Lookup) -> Embedded:
-        """Pools the lookup's rows; its gradients are applied by the next `step`."""
+        """What a model sees of a fetched lookup; its gradients are applied by the next `step`."""
         if lookup.training:
             self._pending.append(lookup)
         return lookup.embed()
 
     def step(self) -> None:
         """Applies the gradients of every lookup since the last step, as one step of each table's optimizer."""
-        pending = [
-            lookup for lookup in self._pending if lookup.rows is not None and lookup.rows.grad is not None
-        ]
+        pending = [lookup for lookup in self._pending if lookup.grads is not None]
         self._pending = []
         if len(pending) == 1:
             (lookup,) = pending
-            assert lookup.rows is not None and lookup.rows.grad is not None
-            self.router.update(lookup.routed, lookup.rows.grad.numpy(), self.steps, lookup.tickets)
+            self.router.update(lookup.routed, lookup.gradients(), self.steps, lookup.tickets)
         else:
             self._step_summed(pending)
         self.steps += 1
 
     def _step_summed(self, pending: Sequence[Lookup]) -> None:
         """Several lookups, or none: one update with the sum of their gradients."""
+        flat = [lookup.gradients().flat for lookup in pending]
         keys, grads, starts = [], [], [0]
         for t, table in enumerate(self.tables.values()):
-            all_keys = np.concatenate([np.empty(0, np.int64), *(lookup.keys[t] for lookup in pending)])
-            unique, inverse = _native.unique(all_keys)
+            unique, inverse = _native.unique(
+                np.concatenate([np.empty(0, np.int64), *(lookup.grouping.keys(t) for lookup in pending)])
+            )
             total = torch.zeros(len(unique), table.dim)
-            parts = [
-                lookup.rows.grad[lookup.starts[t] : lookup.starts[t + 1]].view(-1, table.dim)
-                for lookup in pending
-                if lookup.rows is not None and lookup.rows.grad is not None
+            for_table = [
+                torch.from_numpy(grad[lookup.grouping.starts[t] : lookup.grouping.starts[t + 1]])
+                for grad, lookup in zip(flat, pending, strict=True)
             ]
-            if parts:
-                total.index_add_(0, torch.from_numpy(inverse).long(), torch.cat(parts))
+            if for_table:
+                total.index_add_(0, torch.from_numpy(inverse).long(), torch.cat(for_table).view(-1, table.dim))
             keys.append(unique)
             grads.append(total.reshape(-1))
             starts.append(starts[-1] + total.numel())
         routed = self.router.route(list(self.tables), keys, starts)
-        self.router.update(routed, torch.cat(grads).numpy(), self.steps)
+        self.router.update(routed, Gradients(torch.cat(grads).numpy()), self.steps)
 
     def read(self, table: str, keys: torch.Tensor) -> torch.Tensor:
         """The rows of `keys` in one table, `[n, dim]`, as they are."""

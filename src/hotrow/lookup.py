@@ -1,13 +1,17 @@
-"""`Lookup`: one batch on its way through the tables, from unique keys to pooled rows and back to gradients.
+"""`Lookup`: one batch on its way through the tables, from unique keys to results, and from gradients back.
 
-The rows of all tables lie in one flat leaf tensor, table after table, so that autograd, a copy to an accelerator and
-an exchange each see one tensor. The grouping says which lookups share a row; it is made once, here, and used by
-the fetch, by pooling and by its gradient, which therefore needs no sort and no atomics.
+The grouping says which lookups share a row; it is made once and used by the fetch, by pooling and by the sum of
+gradients, which therefore needs no sort and no atomics. All features of a batch are one node of autograd.
+
+The rows of all tables lie in one flat array, table after table, so that a copy to an accelerator and an exchange
+see one tensor, however many tables there are. Gradients of the results are kept until the step, which sums each
+row's while it updates the row; so until then what was given to `backward` must not be changed in place.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +23,8 @@ from hotrow.data.batch import Batch
 from hotrow.embedded import Embedded, JaggedRows, PooledGroup
 from hotrow.errors import BatchError
 from hotrow.table import Feature, Table
-from hotrow.tiers.router import Routed
+from hotrow.tiers.router import Routed, Router
+from hotrow.tiers.tier import Floats, Gradients, Places
 
 _POOLINGS = ("sum", "mean", "sequence")
 
@@ -57,32 +62,37 @@ class Layout:
 
 @dataclass
 class Lookup:
-    """A batch, its grouping, and once fetched its rows."""
+    """A batch and its grouping; once fetched its rows, and after `backward` the gradients of its results."""
 
     batch: Batch
     layout: Layout
-    grouping: Any
+    grouping: _native.Grouping
     routed: Routed
-    training: bool
-    rows: Tensor | None = None
+    training: bool = False
     tickets: list[Any] | None = None
-    starts: list[int] = field(default_factory=list)
+    rows: Tensor | None = None
+    grads: list[Tensor | None] | None = None
 
-    @property
-    def keys(self) -> list[np.ndarray[Any, Any]]:
-        """The unique keys of each table, in the order of its rows."""
-        return [self.grouping.keys(t) for t in range(len(self.starts) - 1)]
+    def fetch(self, router: Router, step: int, training: bool) -> None:
+        """Brings the rows to train on, new ones included, or rows as they are."""
+        self.training = training
+        self.rows = torch.empty(self.grouping.starts[-1])
+        if training:
+            self.tickets = router.fetch(self.routed, self.rows.numpy(), step)
+        else:
+            router.read(self.routed, self.rows.numpy(), step)
 
     def embed(self) -> Embedded:
-        """What a model sees; autograd leads from here to `rows.grad`."""
+        """What a model sees; autograd leads from here to `grads`."""
         if self.rows is None:
             raise BatchError("This lookup has no rows yet: fetch it before it is embedded.")
-        results = _Pool.apply(self.rows, self)  # type: ignore[no-untyped-call]
+        start = torch.empty(0, requires_grad=self.training)
+        results = _Pool.apply(start, self, self.rows)  # type: ignore[no-untyped-call]
         groups = self.batch.groups
         pooled = [
             PooledGroup(names, dims, rows, group.inverse)
-            for (names, dims, width), rows, group in zip(self.layout.pooled, results, groups, strict=False)
-            if width
+            for (names, dims, _), rows, group in zip(self.layout.pooled, results, groups, strict=False)
+            if rows is not None
         ]
         sequences = {}
         for (name, g, k, _), rows in zip(self.layout.sequences, results[len(groups) :], strict=True):
@@ -90,6 +100,28 @@ class Lookup:
             offsets = groups[g].offsets[k * s : (k + 1) * s + 1]
             sequences[name] = JaggedRows(rows, offsets - offsets[0], groups[g].inverse)
         return Embedded(pooled, sequences)
+
+    def keep(self, grads: Sequence[Tensor | None]) -> None:
+        """Adds gradients of the results to those kept for the step."""
+        given = [None if grad is None else grad.float().contiguous() for grad in grads]
+        if self.grads is None:
+            self.grads = given
+            return
+        self.grads = [
+            new if old is None else old if new is None else old + new
+            for old, new in zip(self.grads, given, strict=True)
+        ]
+
+    def gradients(self) -> Gradients:
+        """The gradients of the batch's rows; a result that has none counts as zeros."""
+        assert self.grads is not None
+        matrices: list[Floats | None] = []
+        for grad, shape in zip(self.grads, self.result_shapes(), strict=True):
+            if shape is None:
+                matrices.append(None)
+            else:
+                matrices.append(np.zeros(shape, np.float32) if grad is None else grad.numpy())
+        return Gradients(places=Places(self.grouping, matrices))
 
     def result_shapes(self) -> list[tuple[int, int] | None]:
         """One matrix for each group's pooled features, None if it has none; then one for each sequence."""
@@ -105,27 +137,17 @@ class Lookup:
 
 
 class _Pool(torch.autograd.Function):
-    """All features of a batch in one step of autograd: flat rows to result matrices, and gradients back."""
+    """All features of a batch in one node: rows to results, whose gradients the lookup keeps."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, lookup: Lookup) -> tuple[Tensor | None, ...]:
+    def forward(ctx: Any, _: Tensor, lookup: Lookup, rows: Tensor) -> tuple[Tensor | None, ...]:
         results = [None if shape is None else torch.empty(shape) for shape in lookup.result_shapes()]
-        lookup.grouping.forward(rows.detach().numpy(), [None if r is None else r.numpy() for r in results])
+        lookup.grouping.forward(rows.numpy(), [None if r is None else r.numpy() for r in results])
         ctx.lookup = lookup
         ctx.set_materialize_grads(False)
         return tuple(results)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None]:
-        lookup: Lookup = ctx.lookup
-        given: list[Any] = []
-        for grad, shape in zip(grads, lookup.result_shapes(), strict=True):
-            if shape is None:
-                given.append(None)
-            elif grad is None:
-                given.append(np.zeros(shape, np.float32))
-            else:
-                given.append(grad.float().contiguous().numpy())
-        row_grads = torch.empty(lookup.starts[-1])
-        lookup.grouping.backward(given, row_grads.numpy())
-        return row_grads, None
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, None, None]:
+        ctx.lookup.keep(grads)
+        return None, None, None

@@ -199,9 +199,13 @@ def update(
     starts: Sequence[int],
     rates: Sequence[float],
     slots: Slots | None,
+    places: _native.Places | None = None,
 ) -> None:
-    """One optimizer step of several tables at once; gradients lie as rows do in `fetch`."""
-    _native.update([s.native for s in stores], keys, positions, grads, starts, rates, slots)
+    """One optimizer step of several tables at once; gradients lie as rows do in `fetch`.
+
+    With `places` they are summed from the gradients of the batch's results, and `grads` is not looked at.
+    """
+    _native.update([s.native for s in stores], keys, positions, grads, starts, rates, slots, places)
 
 
 def salt(seed: int, table: str) -> int:

@@ -2,6 +2,6 @@
 
 from hotrow.tiers.host import HostTier
 from hotrow.tiers.router import Router
-from hotrow.tiers.tier import Part, Tier
+from hotrow.tiers.tier import Gradients, Part, Places, Tier
 
-__all__ = ["HostTier", "Part", "Router", "Tier"]
+__all__ = ["Gradients", "HostTier", "Part", "Places", "Router", "Tier"]

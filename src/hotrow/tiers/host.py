@@ -10,7 +10,10 @@ import numpy.typing as npt
 
 from hotrow.store.store import RowStore, fetch, read, update
 from hotrow.table import Table
-from hotrow.tiers.tier import Part, Tier
+from hotrow.tiers.tier import Floats, Gradients, Part, Tier
+
+_NONE = np.empty(0, np.float32)
+Arguments = tuple[list[RowStore], list[npt.NDArray[np.int64]], list[npt.NDArray[np.int64] | None]]
 
 
 class HostTier(Tier):
@@ -21,23 +24,24 @@ class HostTier(Tier):
     def __init__(self, tables: Sequence[Table], seed: int = 0) -> None:
         super().__init__(tables)
         self._stores = {table.name: RowStore(table, seed) for table in tables}
+        self._optimizers = {id(table.optimizer): table.optimizer for table in tables}  # tables often share one
 
     def stores(self) -> dict[str, RowStore]:
         return self._stores
 
-    def fetch(self, parts: Sequence[Part], rows: npt.NDArray[np.float32], step: int) -> Any:
+    def fetch(self, parts: Sequence[Part], rows: Floats, step: int) -> Any:
         return fetch(*self._arguments(parts), rows, [p.start for p in parts], step)
 
-    def read(self, parts: Sequence[Part], rows: npt.NDArray[np.float32], step: int) -> None:
+    def read(self, parts: Sequence[Part], rows: Floats, step: int) -> None:
         read(*self._arguments(parts), rows, [p.start for p in parts], step)
 
-    def update(
-        self, parts: Sequence[Part], grads: npt.NDArray[np.float32], step: int, ticket: Any = None
-    ) -> None:
-        rates = [self.tables[p.table].optimizer.lr_at(step) for p in parts]
-        update(*self._arguments(parts), grads, [p.start for p in parts], rates, ticket)
+    def update(self, parts: Sequence[Part], grads: Gradients, step: int, ticket: Any = None) -> None:
+        rate_of = {key: optimizer.lr_at(step) for key, optimizer in self._optimizers.items()}
+        rates = [rate_of[id(self.tables[p.table].optimizer)] for p in parts]
+        if grads.places is None:
+            update(*self._arguments(parts), grads.flat, [p.start for p in parts], rates, ticket)
+        else:
+            update(*self._arguments(parts), _NONE, [0] * len(parts), rates, ticket, grads.places.of(parts))
 
-    def _arguments(
-        self, parts: Sequence[Part]
-    ) -> tuple[list[RowStore], list[npt.NDArray[np.int64]], list[npt.NDArray[np.int64] | None]]:
+    def _arguments(self, parts: Sequence[Part]) -> Arguments:
         return [self._stores[p.table] for p in parts], [p.keys for p in parts], [p.positions for p in parts]

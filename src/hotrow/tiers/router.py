@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from hotrow.errors import SettingsError, nearest
 from hotrow.plan import Plan
-from hotrow.tiers.tier import Part, Tier
+from hotrow.tiers.tier import Floats, Gradients, Part, Tier
 
 Keys = npt.NDArray[np.int64]
 Routed = list[tuple[Tier, list[Part]]]
@@ -40,30 +40,28 @@ class Router:
     def route(self, tables: Sequence[str], keys: Sequence[Keys], starts: Sequence[int]) -> Routed:
         """The parts each tier answers; every tier with a table in the batch gets one for it, maybe an empty one."""
         parts: dict[str, list[Part]] = {name: [] for name in self.tiers}
-        for table, unique, start in zip(tables, keys, starts, strict=False):
+        for index, (table, unique, start) in enumerate(zip(tables, keys, starts, strict=False)):
             shares = self._shares[table]
             if len(shares) == 1:
-                parts[shares[0][0]].append(Part(table, unique, None, start))
+                parts[shares[0][0]].append(Part(table, index, unique, None, start))
                 continue
             left = np.arange(len(unique))
             for tier, held in shares:
                 mine = left if held is None else left[_is_in(unique[left], held)]
                 left = left if held is None else left[~_is_in(unique[left], held)]
-                parts[tier].append(Part(table, unique[mine], mine, start))
+                parts[tier].append(Part(table, index, unique[mine], mine, start))
         return [(self.tiers[name], p) for name, p in parts.items() if p]
 
-    def fetch(self, routed: Routed, rows: npt.NDArray[np.float32], step: int) -> list[Any]:
+    def fetch(self, routed: Routed, rows: Floats, step: int) -> list[Any]:
         """Rows to train on, from every tier; a ticket from each for the update."""
         return [tier.fetch(parts, rows, step) for tier, parts in routed]
 
-    def read(self, routed: Routed, rows: npt.NDArray[np.float32], step: int) -> None:
+    def read(self, routed: Routed, rows: Floats, step: int) -> None:
         """Rows as they are, from every tier."""
         for tier, parts in routed:
             tier.read(parts, rows, step)
 
-    def update(
-        self, routed: Routed, grads: npt.NDArray[np.float32], step: int, tickets: Sequence[Any] | None = None
-    ) -> None:
+    def update(self, routed: Routed, grads: Gradients, step: int, tickets: Sequence[Any] | None = None) -> None:
         """Hands each tier the gradients of its part."""
         for i, (tier, parts) in enumerate(routed):
             tier.update(parts, grads, step, None if tickets is None else tickets[i])

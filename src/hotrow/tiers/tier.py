@@ -1,7 +1,9 @@
 """A tier takes keys and gives rows; takes keys and gradients and makes them so.
 
 Every tier answers for whole batches and all its tables at once, and writes straight into the batch's rows: no
-merge afterwards. `Tier` here is the interface; a tier that needs no hook inherits the default.
+merge afterwards. Gradients come as `Gradients`: a tier whose rows are at hand sums a row's gradient while it updates
+the row; one that sends them elsewhere takes them summed. `Tier` here is the interface; a tier that needs no
+hook inherits the default.
 """
 
 from __future__ import annotations
@@ -13,22 +15,55 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hotrow import _native
 from hotrow.store.store import RowStore
 from hotrow.table import Table
+
+Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Part:
     """One table's share of a batch, for one tier: unique keys, and which of the batch's rows they are.
 
-    The row of `keys[i]` is row `positions[i]` of the table's, or row i where positions are None. The table's rows
-    begin at `start` of the batch's flat array of rows.
+    The row of `keys[i]` is row `positions[i]` of the table's, or row i where positions are None. The table is
+    number `index` in the batch's grouping, and its rows begin at `start` of the batch's flat array of rows.
     """
 
     table: str
+    index: int
     keys: npt.NDArray[np.int64]
     positions: npt.NDArray[np.int64] | None
     start: int
+
+
+@dataclass(frozen=True)
+class Places:
+    """The gradients of a batch's result matrices, and the grouping that says whose place is where."""
+
+    grouping: _native.Grouping
+    matrices: list[Floats | None]
+
+    def of(self, parts: Sequence[Part]) -> _native.Places:
+        """The same for some parts' tables, as the native core takes it."""
+        return _native.Places(self.grouping, [p.index for p in parts], self.matrices)
+
+
+class Gradients:
+    """Gradients of a batch's rows: given as such, or to be summed from the gradients of the batch's results."""
+
+    def __init__(self, flat: Floats | None = None, places: Places | None = None) -> None:
+        self.places = places
+        self._flat = flat
+
+    @property
+    def flat(self) -> Floats:
+        """One for each unique row, where the rows lay in the batch's flat array; summed when first asked for."""
+        if self._flat is None:
+            assert self.places is not None
+            self._flat = np.empty(self.places.grouping.starts[-1], np.float32)
+            self.places.grouping.backward(self.places.matrices, self._flat)
+        return self._flat
 
 
 class Tier:
@@ -39,18 +74,16 @@ class Tier:
     def __init__(self, tables: Sequence[Table]) -> None:
         self.tables = {table.name: table for table in tables}
 
-    def fetch(self, parts: Sequence[Part], rows: npt.NDArray[np.float32], step: int) -> Any:
+    def fetch(self, parts: Sequence[Part], rows: Floats, step: int) -> Any:
         """Writes the rows to train on, new ones included. What it returns is handed to `update`."""
         raise TypeError(f"{type(self).__name__} does not say how it fetches")
 
-    def read(self, parts: Sequence[Part], rows: npt.NDArray[np.float32], step: int) -> None:
+    def read(self, parts: Sequence[Part], rows: Floats, step: int) -> None:
         """Writes the rows as they are and changes nothing."""
         raise TypeError(f"{type(self).__name__} does not say how it reads")
 
-    def update(
-        self, parts: Sequence[Part], grads: npt.NDArray[np.float32], step: int, ticket: Any = None
-    ) -> None:
-        """Applies each table's optimizer to the rows of its part; gradients lie where the rows lay."""
+    def update(self, parts: Sequence[Part], grads: Gradients, step: int, ticket: Any = None) -> None:
+        """Applies each table's optimizer to the rows of its part."""
         raise TypeError(f"{type(self).__name__} does not say how it updates")
 
     def stores(self) -> dict[str, RowStore]:
