@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "grouping.hpp"
+#include "rows.hpp"
 
 namespace hotrow {
 
@@ -61,7 +62,7 @@ struct Matrix {
 
 inline void copy(float* __restrict out, const float* __restrict row, float w, size_t dim) {
     if (w == 1.0f)
-        std::memcpy(out, row, dim * sizeof(float));
+        copy_floats(out, row, dim);
     else
         for (size_t j = 0; j < dim; ++j) out[j] = w * row[j];
 }
@@ -165,8 +166,8 @@ public:
             const Matrix& m = out[f.matrix];
             if (f.pooling == Pooling::sequence) {
                 for (int64_t p = f.offsets[first]; p < f.offsets[last]; ++p)
-                    std::memcpy(m.data + static_cast<size_t>(p - f.offsets[0]) * m.width,
-                                table + static_cast<size_t>(inverse[p]) * f.dim, f.dim * sizeof(float));
+                    copy_floats(m.data + static_cast<size_t>(p - f.offsets[0]) * m.width,
+                                table + static_cast<size_t>(inverse[p]) * f.dim, f.dim);
                 return;
             }
             for (size_t s = first; s < last; ++s) {

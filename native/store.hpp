@@ -149,7 +149,7 @@ public:
         if (shape().bf16)
             widen(reinterpret_cast<const uint16_t*>(part.values(slot)), out, shape().dim);
         else
-            std::memcpy(out, part.values(slot), shape().dim * 4);
+            copy_floats(out, reinterpret_cast<const float*>(part.values(slot)), shape().dim);
     }
 
     uint32_t insert(Part& part, int64_t key, uint64_t hash, float* values) const {

@@ -117,14 +117,25 @@ private:
                 if (--job->helpers == 0) done_.notify_all();
                 continue;
             }
-            // The calls of one training step follow each other within microseconds: look a little before sleeping.
             const size_t seen = signal_;
             lock.unlock();
-            const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(30);
-            while (signal_.load(std::memory_order_relaxed) == seen && std::chrono::steady_clock::now() < until)
-                relax();
+            look_out(seen);
             lock.lock();
             wake_.wait(lock, [&] { return signal_ != seen; });
+        }
+    }
+
+    // The calls of one training step follow each other within microseconds, and waking a thread takes longer than many of
+    // them: look for the next one before sleeping, at first closely, then leaving the core to whoever wants it.
+    void look_out(size_t seen) {
+        using namespace std::chrono;
+        const auto start = steady_clock::now();
+        for (auto now = start; signal_.load(std::memory_order_relaxed) == seen && now < start + milliseconds(1);
+             now = steady_clock::now()) {
+            if (now < start + microseconds(20))
+                relax();
+            else
+                std::this_thread::yield();
         }
     }
 

@@ -78,16 +78,12 @@ def _batches(draw: st.DrawFn, groups: list[tuple[tuple[str, ...], bool, bool]]) 
             drawn = torch.tensor(draw(st.lists(st.integers(0, 4), min_size=size, max_size=size)))
             found, inverse = torch.unique(drawn, return_inverse=True)
             unique = len(found)
-        bags = draw(
-            st.lists(st.lists(KEYS, max_size=4), min_size=unique * len(names), max_size=unique * len(names))
-        )
+        bags = draw(st.lists(st.lists(KEYS, max_size=4), min_size=unique * len(names), max_size=unique * len(names)))
         values = torch.tensor([k for bag in bags for k in bag], dtype=torch.int64)
         offsets = torch.tensor([0] + [len(bag) for bag in bags], dtype=torch.int64).cumsum(0)
         number = st.sampled_from([0.0, 0.5, 1.0, 2.0])
         weights = (
-            torch.tensor(
-                draw(st.lists(number, min_size=len(values), max_size=len(values))), dtype=torch.float32
-            )
+            torch.tensor(draw(st.lists(number, min_size=len(values), max_size=len(values))), dtype=torch.float32)
             if weighted
             else None
         )

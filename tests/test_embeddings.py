@@ -50,9 +50,7 @@ def loss_of(embedded: Embedded) -> Tensor:
 def assert_same_rows(case: Case, ours: Embeddings, plain: PlainEmbeddings) -> None:
     for table in case.tables:
         keys = torch.cat([g.values for b in case.batches for g in b.groups] + [torch.tensor([2**40 + 17])])
-        torch.testing.assert_close(
-            ours.read(table.name, keys), plain.read(table.name, keys), rtol=2e-5, atol=2e-6
-        )
+        torch.testing.assert_close(ours.read(table.name, keys), plain.read(table.name, keys), rtol=2e-5, atol=2e-6)
 
 
 def train(case: Case, ours: Embeddings, plain: PlainEmbeddings) -> None:
@@ -109,9 +107,7 @@ def test_deduplicated_and_expanded_batches_train_alike(case):
         other.step()
     for table in case.tables:
         keys = torch.cat([g.values for b in case.batches for g in b.groups])
-        torch.testing.assert_close(
-            ours.read(table.name, keys), other.read(table.name, keys), rtol=2e-5, atol=2e-6
-        )
+        torch.testing.assert_close(ours.read(table.name, keys), other.read(table.name, keys), rtol=2e-5, atol=2e-6)
 
 
 @given(cases())
@@ -214,9 +210,7 @@ def test_features_of_the_batch_that_nobody_looks_up_are_passed_over():
             'There are two tables called "t".',
         ),
         (
-            lambda: Embeddings(
-                [Table(name="t", dim=2)], [], plan=Plan.all_on("hots", [Table(name="t", dim=2)])
-            ),
+            lambda: Embeddings([Table(name="t", dim=2)], [], plan=Plan.all_on("hots", [Table(name="t", dim=2)])),
             'The plan puts table t on tier "hots", which there is not. Did you mean "host"?',
         ),
         (

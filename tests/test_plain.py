@@ -136,9 +136,7 @@ def test_a_step_clips_values_then_norms_then_decays_then_bounds() -> None:
     torch.testing.assert_close(after(clip_norm=100.0), start - grad)
     both = torch.tensor([[3.0, 3.0, 0.0]]) / math.sqrt(18)
     torch.testing.assert_close(after(clip_value=3.0, clip_norm=1.0), start - both)
-    torch.testing.assert_close(
-        after(clip_value=3.0, clip_norm=1.0, weight_decay=2.0), start - both - 2 * start
-    )
+    torch.testing.assert_close(after(clip_value=3.0, clip_norm=1.0, weight_decay=2.0), start - both - 2 * start)
     torch.testing.assert_close(after(bound=0.5), (start - grad).clamp(-0.5, 0.5))
 
 

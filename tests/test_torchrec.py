@@ -14,9 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-with (
-    warnings.catch_warnings()
-):  # importing TorchRec without an accelerator warns of kernels that are not there
+with warnings.catch_warnings():  # importing TorchRec without an accelerator warns of kernels that are not there
     warnings.simplefilter("ignore")
     theirs = pytest.importorskip("torchrec", reason="torchrec is not installed", exc_type=ImportError)
 
@@ -72,9 +70,7 @@ def repeating_kjts(draw: Any) -> KeyedJaggedTensor:
     size = draw(st.integers(1, 6))
     strides = draw(st.lists(st.integers(1, 4), min_size=len(FEATURES), max_size=len(FEATURES)))
     values, lengths = bags(draw, sum(strides))
-    inverse = {
-        k: [draw(st.integers(0, s - 1)) for _ in range(size)] for k, s in zip(FEATURES, strides, strict=True)
-    }
+    inverse = {k: [draw(st.integers(0, s - 1)) for _ in range(size)] for k, s in zip(FEATURES, strides, strict=True)}
     if strides[0] == strides[1] and draw(st.booleans()):
         inverse["b"] = inverse["a"]
     names = draw(st.permutations(FEATURES))
@@ -141,9 +137,7 @@ def same_state(mine: nn.Module, original: nn.Module) -> None:
         torch.testing.assert_close(state[name], weight, rtol=1e-5, atol=1e-6)
 
 
-def train_alike(
-    mine: Any, original: Any, case: Case, optimizer: str, compare: Callable[[Any, Any], Tensor]
-) -> None:
+def train_alike(mine: Any, original: Any, case: Case, optimizer: str, compare: Callable[[Any, Any], Tensor]) -> None:
     """Steps of both on the same batches; `compare` takes both outputs and gives the tensors to learn from."""
     mine.load_state_dict(original.state_dict())
     dense = OPTIMIZERS[optimizer][1](original.parameters())
@@ -189,9 +183,7 @@ def test_bags_give_and_learn_what_torchrecs_do(optimizer: str, case: Case) -> No
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @given(cases(weighted=True))
 def test_weighted_bags_give_and_learn_what_torchrecs_do(optimizer: str, case: Case) -> None:
-    mine = ours.EmbeddingBagCollection(
-        bag_configs(case), is_weighted=True, optimizer=OPTIMIZERS[optimizer][0]
-    )
+    mine = ours.EmbeddingBagCollection(bag_configs(case), is_weighted=True, optimizer=OPTIMIZERS[optimizer][0])
     original = theirs.EmbeddingBagCollection(bag_configs(case), is_weighted=True)
     train_alike(mine, original, case, optimizer, same_keyed)
 
@@ -234,8 +226,7 @@ def test_what_the_originals_say_of_themselves_is_said_too() -> None:
     assert (mine.is_weighted(), mine.device) == (original.is_weighted(), original.device)
 
     tables = [
-        EmbeddingConfig(ROWS, 3, name=n, feature_names=f)
-        for n, f in (("t", ["a"]), ("u", ["a", "b"]), ("c", []))
+        EmbeddingConfig(ROWS, 3, name=n, feature_names=f) for n, f in (("t", ["a"]), ("u", ["a", "b"]), ("c", []))
     ]
     mine, original = (
         ours.EmbeddingCollection(tables, None, True),
@@ -436,11 +427,7 @@ def test_features_that_cannot_be_looked_up_are_refused() -> None:
     with pytest.raises(BatchError, match="has 2 values, but its lengths add up to 1"):
         mine(KeyedJaggedTensor(["a"], kjt.values(), lengths=torch.tensor([1])))
     with pytest.raises(BatchError, match=r"3 bags, but strides for 2 \(a 2\)"):
-        mine(
-            KeyedJaggedTensor(
-                ["a"], torch.tensor([1, 2, 3]), lengths=torch.ones(3, dtype=torch.int64), stride=2
-            )
-        )
+        mine(KeyedJaggedTensor(["a"], torch.tensor([1, 2, 3]), lengths=torch.ones(3, dtype=torch.int64), stride=2))
 
 
 def test_features_of_different_sizes_without_an_inverse_are_refused() -> None:
@@ -507,9 +494,7 @@ def test_features_that_repeat_together_become_one_group() -> None:
 
 
 def test_keys_and_weights_are_shared_and_not_copied() -> None:
-    kjt = KeyedJaggedTensor(
-        ["a", "b"], torch.tensor([1, 2, 3]), torch.ones(3), lengths=torch.tensor([1, 0, 1, 1])
-    )
+    kjt = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3]), torch.ones(3), lengths=torch.tensor([1, 0, 1, 1]))
     batch = ours.from_kjt(kjt)
     (group,) = batch.groups
     back = ours.to_kjt(batch)
@@ -533,9 +518,7 @@ def test_groups_are_spelled_out_and_keys_without_weights_weigh_one() -> None:
 def test_labels_and_dense_features_ride_along() -> None:
     dense, labels, weights, users = torch.rand(2, 3), torch.ones(2), torch.rand(2), torch.tensor([4, 4])
     batch = ours.from_kjt(tensor(a=[[1], []]), dense=dense, labels=labels, weights=weights, users=users)
-    assert (batch.dense is dense, batch.labels is labels, batch.weights is weights, batch.users is users) == (
-        True,
-    ) * 4
+    assert (batch.dense is dense, batch.labels is labels, batch.weights is weights, batch.users is users) == (True,) * 4
     with pytest.raises(BatchError, match="labels has 3 samples, the batch has 2"):
         ours.from_kjt(tensor(a=[[1], []]), labels=torch.ones(3))
 

@@ -125,7 +125,5 @@ class Embedded:
     def _expand(self, g: int) -> Tensor:
         if g not in self._expanded:
             group = self._groups[g]
-            self._expanded[g] = (
-                group.rows if group.inverse is None else group.rows.index_select(0, group.inverse)
-            )
+            self._expanded[g] = group.rows if group.inverse is None else group.rows.index_select(0, group.inverse)
         return self._expanded[g]

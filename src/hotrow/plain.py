@@ -56,9 +56,7 @@ class PlainEmbeddings(nn.Module):
             if mine:
                 read = table.read(torch.cat([bags[name].values for name in mine]), learn)
                 reads[table.settings.name] = read
-                at_of |= zip(
-                    mine, torch.split(read.at, [len(bags[name].values) for name in mine]), strict=True
-                )
+                at_of |= zip(mine, torch.split(read.at, [len(bags[name].values) for name in mine]), strict=True)
         if learn:
             self._pending.append(reads)
 
@@ -127,9 +125,7 @@ class _PlainTable:
             self._state = torch.cat([self._state, self._start_state(len(new))])
             self._clocks = torch.cat([self._clocks, torch.zeros(len(new), dtype=torch.int64)])
             self._row_of |= row_of_new
-        at = torch.tensor(
-            [self._row_of[k] if k in self._row_of else row_of_new[k] for k in wanted], dtype=torch.int64
-        )
+        at = torch.tensor([self._row_of[k] if k in self._row_of else row_of_new[k] for k in wanted], dtype=torch.int64)
         return _Read(values.detach().requires_grad_(learn), at)
 
     def step(self, reads: Sequence[_Read]) -> None:
@@ -251,6 +247,4 @@ def _check(tables: Sequence[Table], features: Sequence[Feature]) -> None:
             )
     for table in tables:
         if table.admission is not None or table.eviction is not None:
-            raise SettingsError(
-                f"Table {table.name}: plain tables keep every row; take away admission and eviction."
-            )
+            raise SettingsError(f"Table {table.name}: plain tables keep every row; take away admission and eviction.")

@@ -33,9 +33,7 @@ class Plan:
     def __post_init__(self) -> None:
         for table, shares in self.shares.items():
             if not shares or shares[-1].keys is not None:
-                raise SettingsError(
-                    f"Plan for table {table}: the last share must take the keys no other names."
-                )
+                raise SettingsError(f"Plan for table {table}: the last share must take the keys no other names.")
             if any(s.keys is None for s in shares[:-1]):
                 raise SettingsError(f"Plan for table {table}: only the last share may leave its keys open.")
 

@@ -64,9 +64,7 @@ class Eviction(Settings):
     """Bounds a table: at most `capacity` rows, and rows unused for `ttl` steps are forgotten."""
 
     capacity: int | None = Field(None, gt=0, description="the most rows there may be")
-    policy: Literal["lru", "lfu"] = Field(
-        "lru", description="which rows go first: least recently or least often used"
-    )
+    policy: Literal["lru", "lfu"] = Field("lru", description="which rows go first: least recently or least often used")
     ttl: int | None = Field(None, gt=0, description="steps after its last use at which a row is forgotten")
 
     @model_validator(mode="after")
@@ -103,9 +101,7 @@ class Feature(Settings):
     """
 
     name: str = Field(min_length=1)
-    table: str = Field(
-        "", description="the table it looks up; its own name if not given", validate_default=True
-    )
+    table: str = Field("", description="the table it looks up; its own name if not given", validate_default=True)
     pooling: Literal["sum", "mean", "sequence"] = "sum"
 
     @model_validator(mode="before")

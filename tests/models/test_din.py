@@ -23,9 +23,7 @@ def by_loops(attention: Attention, histories: list[Tensor], targets: Tensor) -> 
     for history, target in zip(histories, targets, strict=True):
         total = torch.zeros(history.shape[1])
         for row in history:
-            hidden = (
-                attention.of_history(row) + attention.of_target(target) + attention.of_product(row * target)
-            )
+            hidden = attention.of_history(row) + attention.of_target(target) + attention.of_product(row * target)
             total = total + attention.weigh(attention.activation(hidden[None]))[0] * row
         out.append(total)
     return torch.stack(out)

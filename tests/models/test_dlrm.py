@@ -39,7 +39,5 @@ def test_without_dense_inputs_a_learned_constant_stands_in() -> None:
     rows = torch.randn(3, 6)
     embedded = Embedded([PooledGroup(("a", "b", "c"), (2, 2, 2), rows, None)], {})
     together = torch.cat([model.constant.expand(3, -1), rows], dim=1)
-    expected = model.top(torch.cat([model.constant.expand(3, -1), model.interact(together)], dim=1)).squeeze(
-        1
-    )
+    expected = model.top(torch.cat([model.constant.expand(3, -1), model.interact(together)], dim=1)).squeeze(1)
     torch.testing.assert_close(model(embedded), expected)

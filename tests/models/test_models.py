@@ -83,10 +83,7 @@ def test_a_sample_scores_the_same_whatever_stands_beside_it(settings: ModelSetti
     expanded = case.batch.expand()
     whole = model(embeddings(expanded), expanded.dense)
     for i in range(len(expanded)):
-        bags = {
-            name: [expanded[name].values[slice(*expanded[name].offsets[i : i + 2])].tolist()]
-            for name in expanded
-        }
+        bags = {name: [expanded[name].values[slice(*expanded[name].offsets[i : i + 2])].tolist()] for name in expanded}
         alone = Batch.plain(bags, dense=expanded.dense[i : i + 1])
         torch.testing.assert_close(model(embeddings(alone), alone.dense)[0], whole[i])
 
@@ -108,9 +105,7 @@ def test_a_model_can_learn_what_only_two_features_together_tell(settings: ModelS
     )
     model = build(settings, ModelInputs(features, {f.name: dim for f in features}))
     dense = torch.optim.Adam(model.parameters(), lr=0.01)
-    batch = Batch.plain(
-        {"user": user, "item": item, "history": torch.stack([user % 8, item], dim=1)}, labels=labels
-    )
+    batch = Batch.plain({"user": user, "item": item, "history": torch.stack([user % 8, item], dim=1)}, labels=labels)
     for _ in range(60):
         loss = F.binary_cross_entropy_with_logits(model(embeddings(batch)), labels)
         dense.zero_grad()

@@ -148,9 +148,7 @@ def test_uses_clock_and_last_step_are_counted_per_row():
 
 
 def test_a_key_is_admitted_at_its_nth_batch_and_not_before():
-    store = RowStore(
-        Table(name="t", dim=1, admission=ByCount(count=3), optimizer=SGD(), init=Fill(value=1.0))
-    )
+    store = RowStore(Table(name="t", dim=1, admission=ByCount(count=3), optimizer=SGD(), init=Fill(value=1.0)))
     for step, rows in enumerate([0, 0, 1, 1]):
         values = store.fetch(array([9]), step)
         store.update(array([9]), ones(1, 1), lr=0.5)

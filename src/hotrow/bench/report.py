@@ -82,10 +82,17 @@ def reading(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def take_turns(sides: Mapping[str, Callable[[int], None]], calls: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each call of each side: in every round each side makes `calls` calls, with 0, 1, ... given to it."""
+    """Seconds of each call of each side: in every round each side makes `calls` calls, with 0, 1, ... given to it.
+
+    OpenMP's threads spin for up to 0.2 s after their last work and would take the next side's cores. So a turn begins with
+    a pause, in which they fall asleep, and with two calls that do not count, which wake the side's own.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, call in sides.items():
+            time.sleep(0.4)
+            call(0)
+            call(1 % calls)
             for i in range(calls):
                 start = time.perf_counter()
                 call(i)
@@ -102,9 +109,7 @@ def machine() -> dict[str, Any]:
     }
     cpu = Path("/proc/cpuinfo")
     if cpu.exists():
-        names = [
-            line.split(":", 1)[1].strip() for line in cpu.read_text().splitlines() if "model name" in line
-        ]
+        names = [line.split(":", 1)[1].strip() for line in cpu.read_text().splitlines() if "model name" in line]
         found["cpu"] = names[0] if names else "unknown"
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         found["memory_gib"] = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)

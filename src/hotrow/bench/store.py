@@ -43,15 +43,11 @@ def run(quick: bool = False) -> Report:
         "optimizer": "row-wise Adagrad",
     }
     report = new_report("store", workload, ("fbgemm-gpu-cpu",))
-    _against_peers(
-        report, 200_000, "store.vs_fbgemm_cpu", must=1.3, aim=2.0, torch_too=True, rounds=3 if quick else 10
-    )
+    _against_peers(report, 200_000, "store.vs_fbgemm_cpu", must=1.3, aim=2.0, torch_too=True, rounds=3 if quick else 10)
     if quick:
         missing(report, "store.vs_fbgemm_cpu_2m", "left out by --quick")
     else:
-        _against_peers(
-            report, 2_000_000, "store.vs_fbgemm_cpu_2m", must=1.5, aim=2.5, torch_too=False, rounds=6
-        )
+        _against_peers(report, 2_000_000, "store.vs_fbgemm_cpu_2m", must=1.5, aim=2.5, torch_too=False, rounds=6)
     _growth(report, [1_000_000, 10_000_000] if quick else [1_000_000, 10_000_000, 100_000_000])
     return report
 
@@ -118,9 +114,7 @@ def zipf_batches(rows: int) -> list[list[Keys]]:
 
 def arbitrary_keys(table: int, numbers: Keys) -> Keys:
     """Distinct 64-bit keys for a table's row numbers, spread over the whole range."""
-    return ((numbers.astype(np.uint64) + np.uint64(table << 40)) * np.uint64(0x9E3779B97F4A7C15)).view(
-        np.int64
-    )
+    return ((numbers.astype(np.uint64) + np.uint64(table << 40)) * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
 
 
 def _ours(rows: int, numbers: list[list[Keys]], grad: Tensor) -> Callable[[int], None]:
@@ -131,8 +125,7 @@ def _ours(rows: int, numbers: list[list[Keys]], grad: Tensor) -> Callable[[int],
         for part in np.array_split(np.arange(rows), max(1, rows // 250_000)):
             store.fetch(arbitrary_keys(t, part), 0)
     batches = [
-        Batch.plain({n: torch.from_numpy(arbitrary_keys(t, keys[t])) for t, n in enumerate(names)})
-        for keys in numbers
+        Batch.plain({n: torch.from_numpy(arbitrary_keys(t, keys[t])) for t, n in enumerate(names)}) for keys in numbers
     ]
 
     def step(i: int) -> None:

@@ -94,14 +94,11 @@ class Group:
             _is(self.weights, torch.float32, 1, f"weights of feature {name}")
             if len(self.weights) != len(self.values):
                 raise BatchError(
-                    f"Feature {name}: {len(self.weights)} weights for {len(self.values)} values; "
-                    f"each value needs one."
+                    f"Feature {name}: {len(self.weights)} weights for {len(self.values)} values; each value needs one."
                 )
         if self.inverse is not None:
             _is(self.inverse, torch.int64, 1, f"inverse of feature {name}")
-            if len(self.inverse) and not (
-                int(self.inverse.min()) >= 0 and int(self.inverse.max()) < self.unique_size
-            ):
+            if len(self.inverse) and not (int(self.inverse.min()) >= 0 and int(self.inverse.max()) < self.unique_size):
                 raise BatchError(
                     f"Feature {name}: inverse names unique samples from {int(self.inverse.min())} to "
                     f"{int(self.inverse.max())}, but there are {self.unique_size}."

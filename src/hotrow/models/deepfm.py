@@ -38,9 +38,7 @@ class DeepFM(RankingModel):
         super().__init__(inputs)
         self.dim = inputs.common_dim("deepfm") - 1
         if self.dim < 1:
-            raise SettingsError(
-                "deepfm needs rows of at least 2 values: a vector and the linear weight behind it."
-            )
+            raise SettingsError("deepfm needs rows of at least 2 values: a vector and the linear weight behind it.")
         self.fields = len(inputs.names)
         if inputs.dense:
             self.dense_weights = linear(inputs.dense, 1, bias=False)

@@ -95,9 +95,7 @@ class Attention(nn.Module):
         if inverse is not None:
             counts_N = torch.bincount(inverse, minlength=len(lengths_P)).index_select(0, pair_N)
         weight_N1 = self.weigh(_activate(self.activation, hidden, counts_N))
-        attended = rows_ND.new_zeros(len(lengths_P), rows_ND.shape[1]).index_add(
-            0, pair_N, weight_N1 * rows_ND
-        )
+        attended = rows_ND.new_zeros(len(lengths_P), rows_ND.shape[1]).index_add(0, pair_N, weight_N1 * rows_ND)
         return expand(attended, inverse)
 
 
@@ -109,8 +107,7 @@ class DIN(RankingModel):
         self.targets = _targets(settings, inputs)
         self.others = tuple(name for name in inputs.names if name not in self.targets)
         self.attentions = nn.ModuleList(
-            Attention(inputs.dims[history], settings.attention, settings.activation)
-            for history in self.targets
+            Attention(inputs.dims[history], settings.attention, settings.activation) for history in self.targets
         )
         width = inputs.width + inputs.dense
         layers: list[nn.Module] = []
@@ -130,9 +127,7 @@ class DIN(RankingModel):
         return logits.squeeze(1)
 
 
-def _pairs(
-    history: JaggedRows, targets: int, target_inverse: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def _pairs(history: JaggedRows, targets: int, target_inverse: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """The distinct pairs of history and target, as two indices, and for each sample which pair is its own."""
     histories = len(history.offsets) - 1
     if history.inverse is target_inverse and histories == targets:  # one group: a unique sample is a pair

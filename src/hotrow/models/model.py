@@ -141,9 +141,7 @@ def linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
     return layer
 
 
-def mlp(
-    inputs: int, widths: Sequence[int], outputs: int | None = None, dropout: float = 0.0
-) -> nn.Sequential:
+def mlp(inputs: int, widths: Sequence[int], outputs: int | None = None, dropout: float = 0.0) -> nn.Sequential:
     """Hidden layers with ReLU (and dropout), then, if `outputs` is given, a linear layer to them."""
     layers: list[nn.Module] = []
     for width in widths:

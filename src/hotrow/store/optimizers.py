@@ -25,9 +25,7 @@ class _Optimizer(Settings):
     lr: float = Field(0.01, gt=0, description="learning rate")
     schedule: Schedule = Field(Constant(), description="how the learning rate changes over the steps")
     weight_decay: float = Field(0.0, ge=0, description="added to the gradient times the row, as PyTorch does")
-    clip_value: float | None = Field(
-        None, gt=0, description="each gradient value is held within plus and minus this"
-    )
+    clip_value: float | None = Field(None, gt=0, description="each gradient value is held within plus and minus this")
     clip_norm: float | None = Field(None, gt=0, description="a row's gradient is scaled down to this norm")
     bound: float | None = Field(
         None, gt=0, description="after an update each value of the row is within plus and minus this"

@@ -133,9 +133,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not the manifest of a snapshot.")
     if manifest.get("version") != VERSION:
-        raise CheckpointError(
-            f"{path} is of version {manifest.get('version')}; this release reads version {VERSION}."
-        )
+        raise CheckpointError(f"{path} is of version {manifest.get('version')}; this release reads version {VERSION}.")
     return manifest
 
 
@@ -255,10 +253,7 @@ def _from_arrow(batch: pa.RecordBatch) -> Columns:
     def flat(name: str) -> np.ndarray[Any, Any]:
         return np.asarray(batch.column(name).flatten().to_numpy(zero_copy_only=False))
 
-    meta = {
-        c: batch.column(n).to_numpy()
-        for c, n in (("clocks", "clock"), ("uses", "uses"), ("last", "last_used"))
-    }
+    meta = {c: batch.column(n).to_numpy() for c, n in (("clocks", "clock"), ("uses", "uses"), ("last", "last_used"))}
     state = flat("state").astype(np.float32, copy=False)
     return {"keys": batch.column("key").to_numpy(), "values": flat("values"), "state": state, **meta}
 
@@ -274,9 +269,7 @@ def _verify_file(folder: Path, said: dict[str, Any]) -> None:
     try:
         size = path.stat().st_size
         if size != said["bytes"]:
-            raise CheckpointError(
-                f"{path} has {size} bytes instead of {said['bytes']}: it is truncated or altered."
-            )
+            raise CheckpointError(f"{path} has {size} bytes instead of {said['bytes']}: it is truncated or altered.")
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:

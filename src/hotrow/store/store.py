@@ -143,9 +143,7 @@ class RowStore:
         try:
             self.native.begin_snapshot(cut)
         except RuntimeError:
-            raise StoreError(
-                f"Table {self.table.name}: a snapshot or export of it is already under way."
-            ) from None
+            raise StoreError(f"Table {self.table.name}: a snapshot or export of it is already under way.") from None
 
     def import_(self, columns: Mapping[str, npt.NDArray[Any]]) -> None:
         """Writes rows as `export` gave them, over those that are there."""

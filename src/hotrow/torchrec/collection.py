@@ -125,9 +125,7 @@ class _Collection(nn.Module):
             if name not in state_dict:
                 missing_keys += [name] if strict else []
             elif list(state_dict[name].shape) != shape:
-                error_msgs.append(
-                    f"{name} is {list(state_dict[name].shape)}, but the table's config says {shape}."
-                )
+                error_msgs.append(f"{name} is {list(state_dict[name].shape)}, but the table's config says {shape}.")
             else:
                 _write(self._store(config.name), state_dict[name].detach(), self.rows.steps)
         if strict:

@@ -41,9 +41,7 @@ def checked(config: Any, config_type: Any) -> Any:
     for field in dataclasses.fields(config):
         given = getattr(config, field.name)
         if field.name not in _USED and given != field.default:
-            raise SettingsError(
-                f"{where}: {field.name}={given!r} is not supported; leave it at {field.default!r}."
-            )
+            raise SettingsError(f"{where}: {field.name}={given!r} is not supported; leave it at {field.default!r}.")
     if config.data_type not in _DTYPES:
         raise SettingsError(f"{where}: data_type {config.data_type} is not supported; rows are FP32 or BF16.")
     if config.num_embeddings < 1:
@@ -51,9 +49,7 @@ def checked(config: Any, config_type: Any) -> Any:
     names = list(config.feature_names) or [config.name]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        raise SettingsError(
-            f"{where}: feature {twice[0]} is given twice; a table gives a feature one output."
-        )
+        raise SettingsError(f"{where}: feature {twice[0]} is given twice; a table gives a feature one output.")
     return dataclasses.replace(config, feature_names=names)
 
 
@@ -65,9 +61,7 @@ def table(config: Any, optimizer: Optimizer | None) -> Table:
         "dtype": _DTYPES[config.data_type],
         "init": _init(config),
     }
-    return parse(
-        Table, settings if optimizer is None else settings | {"optimizer": optimizer}, f"Table {config.name}"
-    )
+    return parse(Table, settings if optimizer is None else settings | {"optimizer": optimizer}, f"Table {config.name}")
 
 
 def feature(config: Any, name: str) -> Feature:

@@ -62,9 +62,7 @@ def to_kjt(batch: Batch, *, expand: bool = True) -> KeyedJaggedTensor:
     )
 
 
-def kjt_groups(
-    kjt: KeyedJaggedTensor, wanted: Sequence[tuple[str, str]], weights: Tensor | None
-) -> tuple[Group, ...]:
+def kjt_groups(kjt: KeyedJaggedTensor, wanted: Sequence[tuple[str, str]], weights: Tensor | None) -> tuple[Group, ...]:
     """Views of `kjt` with the features `wanted`, in that order: each a name to give it, its key in `kjt`."""
     place = {key: i for i, key in enumerate(kjt.keys())}
     for _, key in wanted:
@@ -75,9 +73,7 @@ def kjt_groups(
     bags = [0, *accumulate(strides)]  # where in `offsets` each key begins
     starts = offsets[torch.tensor(bags)].tolist()  # where in `values` each key begins
     if starts[-1] != len(values):
-        raise BatchError(
-            f"The KeyedJaggedTensor has {len(values)} values, but its lengths add up to {starts[-1]}."
-        )
+        raise BatchError(f"The KeyedJaggedTensor has {len(values)} values, but its lengths add up to {starts[-1]}.")
     weights = None if weights is None else _key_weights(weights, len(values))
 
     groups = []
@@ -96,9 +92,7 @@ def kjt_groups(
     return tuple(groups)
 
 
-def _runs(
-    places: Sequence[int], strides: Sequence[int], inverses: Sequence[Tensor | None]
-) -> Iterator[slice]:
+def _runs(places: Sequence[int], strides: Sequence[int], inverses: Sequence[Tensor | None]) -> Iterator[slice]:
     """Cuts `places` where a feature does not follow the one before it, or repeats in another way."""
 
     def alike(a: Tensor | None, b: Tensor | None) -> bool:
@@ -128,9 +122,7 @@ def _key_weights(weights: Tensor, count: int) -> Tensor:
             "detach them, or apply them to the embeddings yourself."
         )
     if len(weights) != count:
-        raise BatchError(
-            f"The KeyedJaggedTensor has {len(weights)} weights for {count} values; each value needs one."
-        )
+        raise BatchError(f"The KeyedJaggedTensor has {len(weights)} weights for {count} values; each value needs one.")
     return weights.cpu()
 
 

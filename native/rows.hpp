@@ -1,17 +1,26 @@
-// bfloat16 rows: float32 with the lower 16 bits rounded away. Stochastic rounding keeps small updates alive: a
-// value goes up with the probability of its remainder, so that what is lost cancels out over many steps. The
-// random bits come from key, clock and column, so that a run is repeatable and a resumed one is the same.
+// The values of rows: copying them, and bfloat16, which is float32 with the lower 16 bits rounded away. Stochastic
+// rounding keeps small updates alive: a value goes up with the probability of its remainder, so that what is lost
+// cancels out over many steps. The random bits come from key, clock and column, so that a run is repeatable and a
+// resumed one is the same.
 #pragma once
 
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "hash.hpp"
 
 namespace hotrow {
 
 inline float from_bf16(uint16_t x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); }
+
+// A row is a few cache lines: copying it in place beats a call of memcpy.
+inline void copy_floats(float* __restrict out, const float* __restrict in, size_t n) {
+    size_t j = 0;
+    for (; j + 16 <= n; j += 16) std::memcpy(out + j, in + j, 64);
+    for (; j < n; ++j) out[j] = in[j];
+}
 
 inline void widen(const uint16_t* in, float* out, size_t n) {
     for (size_t j = 0; j < n; ++j) out[j] = from_bf16(in[j]);
