@@ -50,25 +50,22 @@ inline size_t dedup_in_cache(const int64_t* keys, size_t n, int64_t* unique, int
     const size_t size = std::max<size_t>(std::bit_ceil(2 * n), 2);
     const int shift = 64 - std::countr_zero(size);
     table.assign(size, 0);
+    std::fill_n(counts, n, 0);
     uint32_t found = 0;
     for (size_t i = 0; i < n; ++i) {
-        const int64_t key = keys[i];
+        // Half the keys of a batch are new and half are not, as far as a processor can guess: so both take the same
+        // path, a new key by standing in line as the next unique one before it is looked for.
+        const int64_t key = unique[found] = keys[i];
         size_t at = (static_cast<uint64_t>(key) * kGolden) >> shift;
+        uint32_t number;
         for (;; at = (at + 1) & (size - 1)) {
-            const uint32_t entry = table[at];
-            if (entry == 0) {
-                unique[found] = key;
-                counts[found] = 1;
-                local[i] = static_cast<int32_t>(found);
-                table[at] = ++found;
-                break;
-            }
-            if (unique[entry - 1] == key) {
-                local[i] = static_cast<int32_t>(entry - 1);
-                ++counts[entry - 1];
-                break;
-            }
+            number = table[at] == 0 ? found : table[at] - 1;
+            if (unique[number] == key) break;
         }
+        table[at] = number + 1;
+        local[i] = static_cast<int32_t>(number);
+        ++counts[number];
+        found += number == found ? 1 : 0;
     }
     return found;
 }

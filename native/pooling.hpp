@@ -46,11 +46,10 @@ struct FeatureView {
 
     size_t lookups() const { return static_cast<size_t>(offsets[samples] - offsets[0]); }
 
-    // Whether lookup i is row i of the result: a sequence, or exactly one key a sample.
-    bool regular() const {
-        if (pooling == Pooling::sequence) return true;
+    // Whether these samples have exactly one key each.
+    bool regular(size_t first, size_t last) const {
         bool one = true;
-        for (size_t s = 0; s < samples; ++s) one &= offsets[s + 1] - offsets[s] == 1;
+        for (size_t s = first; s < last; ++s) one &= offsets[s + 1] - offsets[s] == 1;
         return one;
     }
 };
@@ -133,7 +132,7 @@ public:
             if (f.weights != nullptr || f.pooling == Pooling::mean) scaled[f.table] = true;
         }
         for (size_t t = 0; t < tables.size(); ++t) {
-            if (features[t] == 1 && !scaled[t] && only[t]->regular()) {
+            if (features[t] == 1 && !scaled[t] && (only[t]->pooling == Pooling::sequence || only[t]->regular(0, only[t]->samples))) {
                 out.tables[t].base = matrices[only[t]->matrix].data + only[t]->column;
                 out.tables[t].distance = matrices[only[t]->matrix].width;
                 continue;
@@ -170,6 +169,12 @@ public:
                                 table + static_cast<size_t>(inverse[p]) * f.dim, f.dim);
                 return;
             }
+            if (f.weights == nullptr && f.regular(first, last)) {
+                for (size_t s = first; s < last; ++s)
+                    copy_floats(m.data + s * m.width + f.column,
+                                table + static_cast<size_t>(inverse[f.offsets[s]]) * f.dim, f.dim);
+                return;
+            }
             for (size_t s = first; s < last; ++s) {
                 float* to = m.data + s * m.width + f.column;
                 const int64_t begin = f.offsets[s], end = f.offsets[s + 1];
@@ -188,12 +193,15 @@ public:
     void backward(const std::vector<Matrix>& grads, float* row_grads) const {
         const Addresses from = addresses(grads);
         for_ranges([&](size_t t, size_t first, size_t last) {
-            for (size_t u = first; u < last; ++u) sum_gradient(from, t, u, row_grads + row_starts[t] + u * dims_[t]);
+            for (size_t u = first; u < last; ++u) {
+                float* to = row_grads + row_starts[t] + u * dims_[t];
+                if (const float* sum = sum_gradient(from, t, u, to); sum != to) copy_floats(to, sum, dims_[t]);
+            }
         });
     }
 
-    // The gradient of one row: the sum over its lookups, in their order.
-    void sum_gradient(const Addresses& from, size_t t, size_t u, float* to) const {
+    // The gradient of one row: the sum over its lookups, in their order, in `to`; or where it stands, if there is one.
+    const float* sum_gradient(const Addresses& from, size_t t, size_t u, float* to) const {
         constexpr int32_t kAhead = 12;  // gradients stand far apart: ask for them early
         const Unique& unique = tables[t];
         const Addresses::Table& table = from.tables[t];
@@ -203,8 +211,10 @@ public:
         for (int32_t k = begin; k < end; ++k) {
             const auto p = static_cast<size_t>(unique.order[k]);
             if (k + kAhead < lookups) prefetch(table.place(static_cast<size_t>(unique.order[k + kAhead])), dim);
+            if (end - begin == 1 && table.factor(p) == 1.0f) return table.place(p);
             k == begin ? copy(to, table.place(p), table.factor(p), dim) : add(to, table.place(p), table.factor(p), dim);
         }
+        return to;
     }
 
 private:

@@ -64,8 +64,7 @@ struct Request {
     // The gradient of keys[i]'s row; scratch has room for it.
     const float* gradient(size_t i, size_t dim, float* scratch) const {
         if (addresses == nullptr) return row(i, dim);
-        grouping->sum_gradient(*addresses, table, position(i), scratch);
-        return scratch;
+        return grouping->sum_gradient(*addresses, table, position(i), scratch);
     }
 };
 

@@ -83,7 +83,7 @@ class Embeddings(nn.Module):
             [None if g.weights is None else g.weights.numpy() for g in batch.groups],
         )
         keys = [grouping.keys(t) for t in range(len(self.tables))]
-        return Lookup(batch, layout, grouping, self.router.route(list(self.tables), keys, grouping.starts))
+        return Lookup(batch, layout, grouping, self.router.route(self.tables, keys, grouping.starts))
 
     def fetch(self, lookup: Lookup) -> Lookup:
         """Brings the lookup's rows. In training mode keys without a row get one, as the table's admission has it."""

@@ -6,7 +6,7 @@ the sorted keys of every share but the last.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ class Router:
             for table, shares in plan.shares.items()
         }
 
-    def route(self, tables: Sequence[str], keys: Sequence[Keys], starts: Sequence[int]) -> Routed:
+    def route(self, tables: Iterable[str], keys: Sequence[Keys], starts: Sequence[int]) -> Routed:
         """The parts each tier answers; every tier with a table in the batch gets one for it, maybe an empty one."""
         parts: dict[str, list[Part]] = {name: [] for name in self.tiers}
         for index, (table, unique, start) in enumerate(zip(tables, keys, starts, strict=False)):

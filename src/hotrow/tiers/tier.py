@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,7 @@ from hotrow.table import Table
 Floats = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """One table's share of a batch, for one tier: unique keys, and which of the batch's rows they are.
 
     The row of `keys[i]` is row `positions[i]` of the table's, or row i where positions are None. The table is
