@@ -24,6 +24,8 @@ from hotrow.store.store import RowStore
 from hotrow.table import Uniform
 from hotrow.train.metrics import Metrics
 
+SEED = 3
+SCALE, DENSE = 0.01, 0.002
 DIM = 8
 ADAGRAD = Adagrad(lr=0.05)
 
@@ -80,7 +82,7 @@ def both_aucs(data: DataSet) -> tuple[float, float]:
     test = list(Reader(data, "test", 1024, shuffle=False))
     features = data.schema.feature_settings()
     tables = [
-        Table(name=name, dim=DIM, optimizer=ADAGRAD, init=Uniform(scale=0.01))
+        Table(name=name, dim=DIM, optimizer=ADAGRAD, init=Uniform(scale=SCALE))
         for name in dict.fromkeys(f.table for f in features)
     ]
     inputs = ModelInputs(features, {f.name: DIM for f in features}, len(data.schema.dense))
@@ -116,9 +118,9 @@ def trained_auc(
     test: Sequence[Batch],
 ) -> float:
     """The test AUC of a fresh DLRM over `embeddings`, trained on each batch once; `step` updates the tables."""
-    torch.manual_seed(3)
+    torch.manual_seed(SEED)
     model = build(DLRMSettings(), inputs)
-    dense = torch.optim.Adam(model.parameters(), lr=0.002)
+    dense = torch.optim.Adam(model.parameters(), lr=DENSE)
     for batch in train:
         loss = F.binary_cross_entropy_with_logits(model(embeddings(batch), batch.dense), batch.labels)
         dense.zero_grad()

@@ -1,0 +1,61 @@
+"""docs/benchmarks.md from the JSON of benchmark runs, so that no figure in it is typed by hand.
+
+python -m hotrow.bench.page docs/benchmarks/*.json > docs/benchmarks.md
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+HEAD = """# Benchmarks
+
+Made by `python -m hotrow.bench.page docs/benchmarks/*.json` from the JSON of full runs; the raw readings are in those
+files. `must` is what a figure has to reach (a peer's or the source system's own result), `aim` is what we want. Both
+sides of a ratio took turns in one run on one machine. A figure that was not reached stands here as not reached.
+"""
+
+
+def page(reports: Sequence[Mapping[str, Any]]) -> str:
+    """One section a report."""
+    return "\n".join([HEAD, *(_section(report) for report in reports)])
+
+
+def _section(report: Mapping[str, Any]) -> str:
+    lines = [f"## {report['name']}", ""]
+    lines += [f"Command: `hotrow bench {report['name']}`. Machine: {_words(report['machine'])}. "]
+    lines += [f"Versions: {_words(report['versions'])}. Workload: {_words(report['workload'])}.", ""]
+    lines += ["| figure | value | must | aim | reached | ours | baseline | note |", "| --- " * 8 + "|"]
+    for r in report["results"]:
+        value = f"{r['value']:.2f} {r['unit']}"
+        reached = {True: "yes", False: "**no**", None: ""}[r["met"]]
+        cells = [r["id"], value, _number(r["must"]), _number(r["aim"]), reached]
+        lines.append("| " + " | ".join([*cells, _reading(r["ours"]), _reading(r["baseline"]), r["note"]]) + " |")
+    if report["missing"]:
+        lines += ["", "Not taken: " + "; ".join(f"{m['id']} ({m['reason']})" for m in report["missing"]) + "."]
+    return "\n".join([*lines, ""])
+
+
+def _words(facts: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts.items())
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:g}"
+
+
+def _reading(reading: Mapping[str, Any]) -> str:
+    if "median_ms" in reading:
+        return f"{reading['median_ms']:.2f} ms ({reading['p10_ms']:.2f} to {reading['p90_ms']:.2f})"
+    parts = []
+    for name, value in reading.items():
+        inner = ", ".join(f"{k}: {v}" for k, v in value.items()) if isinstance(value, Mapping) else value
+        parts.append(f"{name.replace('_', ' ')} {inner}")
+    return "; ".join(parts)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page([json.loads(Path(path).read_text()) for path in sys.argv[1:]]))
