@@ -29,23 +29,29 @@ inline void sort_by_part(Request& r) {
 }
 
 // The requests' keys in pieces. Tables are pieces enough if there are many; a few large ones are cut by part.
-inline std::vector<Piece> cut(std::vector<Request>& requests) {
+inline std::vector<Piece> cut(const std::vector<Request*>& requests) {
     constexpr size_t kLeast = 2048;  // keys that are worth a piece
     const size_t threads = Pool::get().threads();
     size_t total = 0;
-    for (const Request& r : requests) total += r.n;
+    for (const Request* r : requests) total += r->n;
     const size_t fair = threads == 1 ? total : std::max(kLeast, total / (4 * threads));
     std::vector<Piece> pieces;
     std::vector<Request*> sorted;
-    for (Request& r : requests) {
-        if (r.n == 0) continue;
-        const size_t count = std::clamp<size_t>(r.n / fair, 1, Store::kParts);
-        if (count > 1) sorted.push_back(&r);
+    for (Request* r : requests) {
+        if (r->n == 0) continue;
+        const size_t count = std::clamp<size_t>(r->n / fair, 1, Store::kParts);
+        if (count > 1 && r->order.empty()) sorted.push_back(r);
         for (size_t k = 0; k < count; ++k)
-            pieces.push_back({&r, k * Store::kParts / count, (k + 1) * Store::kParts / count});
+            pieces.push_back({r, k * Store::kParts / count, (k + 1) * Store::kParts / count});
     }
     parallel_for(sorted.size(), [&](size_t k) { sort_by_part(*sorted[k]); });
     return pieces;
+}
+
+inline std::vector<Piece> cut(std::vector<Request>& requests) {
+    std::vector<Request*> all;
+    for (Request& r : requests) all.push_back(&r);
+    return cut(all);
 }
 
 // Runs body(piece) on all cores, each with its parts locked.
@@ -104,30 +110,11 @@ inline void use(Part& part, uint32_t slot, uint32_t now) {
     if (h.uses < kMostUses) h.uses = h.uses + 1;
 }
 
-// Rows for training at step `now`: counts the use, and gives new keys a row as the table's admission has it.
-inline void fetch(std::vector<Request>& requests, uint32_t now) {
-    for_pieces(cut(requests), [&](const Piece& piece) {
-        const Request& r = *piece.request;
-        const Store& store = *r.store;
-        const bool at_once = store.inserts_at_once();
-        const size_t dim = store.shape().dim;
-        for_keys(piece, false, [&](size_t i, Part& part, uint64_t hash, uint32_t slot) {
-            if (slot != kNoSlot && store.expired(part.header(slot), now)) slot = kNoSlot;
-            if (slot != kNoSlot) {
-                store.read_values(part, slot, r.row(i, dim));
-                use(part, slot, now);
-            } else if (at_once) {
-                slot = store.insert(part, r.keys[i], hash, r.row(i, dim));
-                use(part, slot, now);
-            }
-            r.slots[i] = slot;
-        });
-    });
-    std::vector<Request> waiting;
-    for (Request& r : requests)
-        if (!r.store->inserts_at_once()) waiting.push_back(std::move(r));
-    for (Request& r : waiting) r.store->admit(r, now);
-    for_pieces(cut(waiting), [&](const Piece& piece) {
+// Gives those of a request's keys that are admitted a row, and the others what theirs would start from.
+inline void admit_and_insert(Request& request, uint32_t now) {
+    std::lock_guard lock(request.store->admission_mutex);
+    request.store->admit(request, now);
+    for_pieces(cut({&request}), [&](const Piece& piece) {
         const Request& r = *piece.request;
         const Store& store = *r.store;
         const size_t dim = store.shape().dim;
@@ -150,6 +137,31 @@ inline void fetch(std::vector<Request>& requests, uint32_t now) {
             r.slots[i] = slot;
         }
     });
+}
+
+// Rows for training at step `now`: counts the use, and gives new keys a row as the table's admission has it.
+inline void fetch(std::vector<Request>& requests, uint32_t now) {
+    for_pieces(cut(requests), [&](const Piece& piece) {
+        const Request& r = *piece.request;
+        const Store& store = *r.store;
+        const bool at_once = store.inserts_at_once();
+        const size_t dim = store.shape().dim;
+        for_keys(piece, false, [&](size_t i, Part& part, uint64_t hash, uint32_t slot) {
+            if (slot != kNoSlot && store.expired(part.header(slot), now)) slot = kNoSlot;
+            if (slot != kNoSlot) {
+                store.read_values(part, slot, r.row(i, dim));
+                use(part, slot, now);
+            } else if (at_once) {
+                slot = store.insert(part, r.keys[i], hash, r.row(i, dim));
+                use(part, slot, now);
+            }
+            r.slots[i] = slot;
+        });
+    });
+    std::vector<Request> waiting;
+    for (Request& r : requests)
+        if (!r.store->inserts_at_once()) waiting.push_back(std::move(r));
+    parallel_for(waiting.size(), [&](size_t k) { admit_and_insert(waiting[k], now); });
 }
 
 // Rows as they are at step `now`; changes nothing. A key without a row reads as the value its row would start from.

@@ -30,8 +30,9 @@ public:
     static size_t buckets_for(size_t keys) { return keys * 5 / (4 * kWidth) + 1; }
 
     void reset(size_t buckets) {
-        memory_ = Memory();
-        memory_.reserve(buckets * sizeof(Bucket));
+        Memory fresh;
+        fresh.reserve(buckets * sizeof(Bucket));  // may throw: the old buckets are still there then
+        memory_ = std::move(fresh);
         count_ = buckets;
     }
 
@@ -48,15 +49,16 @@ public:
     // The slot for which is_it(slot) holds, or kNoSlot.
     template <class IsIt>
     uint32_t find(uint64_t hash, IsIt is_it) const {
-        if (count_ == 0) return kNoSlot;
-        for (size_t b = home(hash);; b = next(b)) {
+        size_t b = home(hash);
+        for (size_t left = count_; left > 0; --left, b = next(b)) {  // bounded: all buckets may have been passed once
             const Bucket& bucket = at(b);
             for (uint32_t fits = bucket.matches(tag(hash)); fits != 0; fits &= fits - 1) {
                 const uint32_t slot = bucket.slot[__builtin_ctz(fits)];
                 if (is_it(slot)) return slot;
             }
-            if (bucket.overflow == 0) return kNoSlot;
+            if (bucket.overflow == 0) break;
         }
+        return kNoSlot;
     }
 
     // The key must not be in, and there must be room.

@@ -75,6 +75,10 @@ std::vector<Request> requests_for(const std::vector<Store*>& stores, const Keys&
         if (positions[t]) {
             if (positions[t]->size() != r.n) throw std::invalid_argument("each key needs a position");
             r.positions = positions[t]->data();
+            const size_t room = check ? (rows.size() - std::min(rows.size(), starts[t])) / r.store->shape().dim : SIZE_MAX;
+            for (size_t i = 0; i < r.n; ++i)
+                if (static_cast<uint64_t>(r.positions[i]) >= room)
+                    throw std::invalid_argument("a position is outside the rows' array");
         } else if (check && starts[t] + r.n * r.store->shape().dim > rows.size()) {
             throw std::invalid_argument("the rows' array is too small for the keys");
         }
@@ -86,7 +90,7 @@ template <class M>
 std::vector<Matrix> matrices(const std::vector<std::optional<M>>& arrays) {
     std::vector<Matrix> out;
     for (const auto& m : arrays)
-        out.push_back(m ? Matrix{const_cast<float*>(m->data()), m->shape(1)} : Matrix{nullptr, 0});
+        out.push_back(m ? Matrix{const_cast<float*>(m->data()), m->shape(1), m->shape(0)} : Matrix{nullptr, 0, 0});
     return out;
 }
 
@@ -108,6 +112,12 @@ struct Places {
         addresses = grouping.addresses(matrices);
         for (size_t k = 0; k < requests.size(); ++k) {
             if (tables[k] >= grouping.tables.size()) throw std::invalid_argument("there is no such table");
+            const Request& r = requests[k];
+            const size_t unique = grouping.tables[tables[k]].count;
+            bool inside = r.positions != nullptr || r.n <= unique;
+            for (size_t i = 0; r.positions != nullptr && i < r.n; ++i)
+                inside &= static_cast<uint64_t>(r.positions[i]) < unique;
+            if (!inside) throw std::invalid_argument("the keys are not those of the grouping");
             requests[k].grouping = &grouping;
             requests[k].addresses = &addresses;
             requests[k].table = tables[k];
@@ -215,7 +225,15 @@ BatchGrouping* make_grouping(const Layout& layout, std::vector<In<int64_t>> valu
     auto out = std::make_unique<BatchGrouping>();
     std::vector<GroupInput> inputs;
     for (size_t g = 0; g < n; ++g) {
-        const size_t samples = (offsets[g].size() - 1) / layout.groups[g].size();
+        const size_t features = layout.groups[g].size();
+        if (features == 0 || offsets[g].size() == 0 || (offsets[g].size() - 1) % features != 0)
+            throw std::invalid_argument("a group needs features x samples + 1 offsets");
+        const size_t samples = (offsets[g].size() - 1) / features;
+        for (size_t i = 1; i < offsets[g].size(); ++i)
+            if (offsets[g].data()[i] < offsets[g].data()[i - 1]) throw std::invalid_argument("offsets decrease");
+        if (offsets[g].data()[0] < 0 || static_cast<size_t>(offsets[g].data()[features * samples]) > values[g].size() ||
+            (weights[g] && weights[g]->size() < values[g].size()))
+            throw std::invalid_argument("offsets, values and weights of a group do not fit together");
         inputs.push_back({values[g].data(), offsets[g].data(), weights[g] ? weights[g]->data() : nullptr, samples});
         out->arrays.push_back(std::move(values[g]));
         out->arrays.push_back(std::move(offsets[g]));
@@ -256,7 +274,8 @@ void bind_store(nb::module_& m) {
                  Request r = request_of(store, keys);
                  nb::gil_scoped_release release;
                  contains(std::move(r), out.data());
-             })
+             },
+             nb::arg("keys"), nb::arg("out").noconvert())
         .def("import_columns", &import_columns)
         .def(
             "begin_snapshot", [](Store& s, int cut) { s.begin_snapshot(static_cast<Cut>(cut)); },
@@ -271,18 +290,21 @@ void bind_store(nb::module_& m) {
                  return columns(std::move(c), s.shape().bf16);
              })
         .def("end_snapshot", &Store::end_snapshot, nb::call_guard<nb::gil_scoped_release>())
+        .def("tracks_erased", &Store::tracks_erased, nb::call_guard<nb::gil_scoped_release>())
         .def("settle", &Store::settle, nb::call_guard<nb::gil_scoped_release>())
         .def_ro("cut_steps", &Store::cut_steps)
         .def("cut_sketch", [](const Store& s) { return give(std::vector<uint8_t>(s.cut_sketch)); })
         .def("cut_erased", [](const Store& s) { return give(std::vector<int64_t>(s.cut_erased)); })
         .def("set_sketch", [](Store& s, const In<uint8_t>& counters) { s.set_sketch(counters.data(), counters.size()); })
         .def("initial", [](const Store& s, const In<int64_t>& keys, const OutMatrix& out) {
+            if (out.shape(0) != keys.size() || out.shape(1) != s.shape().dim)
+                throw std::invalid_argument("each key needs a row");
             nb::gil_scoped_release release;
             for (size_t i = 0; i < keys.size(); ++i) s.initial_values(keys.data()[i], out.data() + i * s.shape().dim);
         });
     m.def("fetch", &fetch_rows, nb::rv_policy::take_ownership, nb::arg("stores"), nb::arg("keys"), nb::arg("positions"),
-          nb::arg("rows"), nb::arg("starts"), nb::arg("step"));
-    m.def("read", &read_rows, nb::arg("stores"), nb::arg("keys"), nb::arg("positions"), nb::arg("rows"),
+          nb::arg("rows").noconvert(), nb::arg("starts"), nb::arg("step"));
+    m.def("read", &read_rows, nb::arg("stores"), nb::arg("keys"), nb::arg("positions"), nb::arg("rows").noconvert(),
           nb::arg("starts"), nb::arg("step"));
     m.def("update", &update_rows, nb::arg("stores"), nb::arg("keys"), nb::arg("positions"), nb::arg("grads"),
           nb::arg("starts"), nb::arg("rates"), nb::arg("slots").none(), nb::arg("places").none() = nb::none());
@@ -324,24 +346,31 @@ void bind_grouping(nb::module_& m) {
              [](const BatchGrouping& g, const In<float>& rows, const std::vector<std::optional<OutMatrix>>& out) {
                  if (rows.size() < g.grouping->row_starts.back()) throw std::invalid_argument("too few rows");
                  const auto to = matrices(out);
+                 g.grouping->check(to);
                  nb::gil_scoped_release release;
                  g.grouping->forward(rows.data(), to);
-             })
+             },
+             nb::arg("rows"), nb::arg("out").noconvert())
         .def("backward",
              [](const BatchGrouping& g, const std::vector<std::optional<InMatrix>>& grads, const Out<float>& row_grads) {
                  if (row_grads.size() < g.grouping->row_starts.back()) throw std::invalid_argument("too few rows");
                  const auto from = matrices(grads);
+                 g.grouping->check(from);
                  nb::gil_scoped_release release;
                  g.grouping->backward(from, row_grads.data());
-             });
+             },
+             nb::arg("grads"), nb::arg("row_grads").noconvert());
     nb::class_<Places>(m, "Places")
         .def(
             "__init__",
             [](Places* self, BatchGrouping* batch, std::vector<size_t> tables,
                const std::vector<std::optional<OutMatrix>>& out) {
-                new (self) Places(batch, std::move(tables), matrices(out));
+                auto to = matrices(out);
+                batch->grouping->check(to);
+                new (self) Places(batch, std::move(tables), std::move(to));
             },
-            nb::keep_alive<1, 2>(), nb::keep_alive<1, 4>());
+            nb::arg("grouping"), nb::arg("tables"), nb::arg("matrices").noconvert(), nb::keep_alive<1, 2>(),
+            nb::keep_alive<1, 4>());
     m.def("unique", [](const In<int64_t>& keys) {
         Unique u;
         {

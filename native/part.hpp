@@ -69,7 +69,7 @@ public:
     }
 
     size_t rows() const { return used_ - free_.size(); }
-    size_t bytes() const { return used_ * records_->stride() + index_.bytes() + (free_.capacity() + chunks_.capacity()) * 4; }
+    size_t bytes() const { return used_ * records_->stride() + index_.bytes() + (free_.capacity() + chunks_.capacity()) * 4 + erased_.capacity() * 8; }
 
     Header& header(uint32_t slot) const { return *reinterpret_cast<Header*>(record(slot)); }
     float* state(uint32_t slot) const { return reinterpret_cast<float*>(record(slot) + sizeof(Header)); }
@@ -119,10 +119,10 @@ public:
     void erase(uint32_t slot) {
         save_if_unvisited(slot);
         Header& h = header(slot);
-        index_.erase(hash_key(h.key), slot);
-        if (track_erased_) erased_.push_back(h.key);
-        h.live = 0;
         free_.push_back(slot);
+        if (track_erased_) remember_erased(h.key);
+        index_.erase(hash_key(h.key), slot);
+        h.live = 0;
     }
 
     // To be called before a record changes; afterwards it counts as changed since the last snapshot.
@@ -199,7 +199,20 @@ public:
         track_erased_ = true;
     }
 
+    // Whether everything erased since the last kept snapshot is known, so that one of changes can be taken.
+    bool tracks_erased() const { return track_erased_; }
+
 private:
+    // Without snapshots the list must not grow for ever: past a few times the rows it is given up.
+    void remember_erased(int64_t key) {
+        if (erased_.size() > 4 * rows() + 4096) {
+            track_erased_ = false;
+            erased_ = {};
+            return;
+        }
+        erased_.push_back(key);
+    }
+
     std::byte* record(uint32_t slot) const { return records_->at(slot); }
     uint32_t slot_at(size_t i) const { return chunks_[i / Records::kChunk] + static_cast<uint32_t>(i % Records::kChunk); }
 

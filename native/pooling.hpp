@@ -56,7 +56,7 @@ struct FeatureView {
 
 struct Matrix {
     float* data;
-    size_t width;
+    size_t width, rows;
 };
 
 inline void copy(float* __restrict out, const float* __restrict row, float w, size_t dim) {
@@ -215,6 +215,16 @@ public:
             k == begin ? copy(to, table.place(p), table.factor(p), dim) : add(to, table.place(p), table.factor(p), dim);
         }
         return to;
+    }
+
+    // Refuses matrices that are not of this batch's shapes.
+    void check(const std::vector<Matrix>& matrices) const {
+        for (const FeatureView& f : features_) {
+            const size_t rows = f.pooling == Pooling::sequence ? f.lookups() : f.samples;
+            if (f.matrix >= matrices.size() || matrices[f.matrix].rows != rows ||
+                matrices[f.matrix].width < f.column + f.dim)
+                throw std::invalid_argument("the result matrices do not have the shapes of this batch");
+        }
     }
 
 private:

@@ -182,15 +182,17 @@ public:
     }
 
     // Decides which of the keys without a row get one (their slot becomes kInsert) and makes room for them.
+    // The caller holds admission_mutex until they are in, so that no other thread is promised the same room.
     void admit(Request& r, uint32_t now) {
-        std::lock_guard lock(admission_mutex_);
-        forget_expired(now);
+        if (settings_.ttl != 0 && now >= swept_ + settings_.ttl / 4 + 1) forget_expired(now);
         std::vector<size_t> wanted;
         for (size_t i = 0; i < r.n; ++i)
             if (r.slots[i] == kNoSlot && is_admitted(r.keys[i], now)) wanted.push_back(i);
         if (settings_.capacity != 0) wanted.resize(std::min(wanted.size(), make_room(wanted.size(), now)));
         for (size_t i : wanted) r.slots[i] = kInsert;
     }
+
+    std::mutex admission_mutex;
 
     // Erases the least valuable rows until at most `target` are left, but none that was used at step `now` or later.
     void evict_to(size_t target, uint32_t now) {
@@ -226,14 +228,16 @@ public:
     // ---- snapshots: begin at a moment, then read chunk after chunk while others go on, then end ----
 
     void begin_snapshot(Cut cut) {
+        std::lock_guard admission(admission_mutex);
         const PartLocks locks(*this);
         if (snapshot_) throw std::logic_error("a snapshot of this table is already under way");
-        snapshot_ = true;
-        snapshot_part_ = 0;
-        for (size_t p = 0; p < kParts; ++p) parts_[p].begin_snapshot(cut);
         cut_steps = steps.load();
         cut_sketch = sketch_.counters();
         cut_erased.clear();
+        snapshot_ = true;
+        snapshot_part_ = 0;
+        for (size_t p = 0; p < kParts; ++p) parts_[p].begin_snapshot(cut);
+        if (cut != Cut::changed) return;
         for (size_t p = 0; p < kParts; ++p)
             cut_erased.insert(cut_erased.end(), parts_[p].cut_erased().begin(), parts_[p].cut_erased().end());
     }
@@ -241,6 +245,7 @@ public:
     // About `most` rows of the cut; empty when there are no more.
     Columns read_snapshot(size_t most) {
         Columns out;
+        if (!snapshot_) throw std::logic_error("no snapshot of this table is under way");
         while (snapshot_part_ < kParts && out.keys.size() < most) {
             const PartLocks locks(*this, snapshot_part_, snapshot_part_ + 1);
             const size_t want = std::min<size_t>(most - out.keys.size(), 4096);
@@ -252,10 +257,18 @@ public:
 
     void end_snapshot(bool kept) {
         const PartLocks locks(*this);
+        if (!snapshot_) throw std::logic_error("no snapshot of this table is under way");
         for (size_t p = 0; p < kParts; ++p) parts_[p].end_snapshot(kept);
         snapshot_ = false;
         cut_sketch = {};
         cut_erased = {};
+    }
+
+    bool tracks_erased() const {
+        const PartLocks locks(*this);
+        bool all = true;
+        for (size_t p = 0; p < kParts; ++p) all &= parts_[p].tracks_erased();
+        return all;
     }
 
     void settle() {
@@ -264,7 +277,7 @@ public:
     }
 
     void set_sketch(const uint8_t* counters, size_t n) {
-        std::lock_guard lock(admission_mutex_);
+        std::lock_guard lock(admission_mutex);
         if (n != sketch_.counters().size()) throw std::invalid_argument("the sketch has another size");
         sketch_.counters().assign(counters, counters + n);
     }
@@ -294,8 +307,10 @@ private:
     // Room for up to `wanted` new rows, of which the number granted is returned. Evicting reads every row, so it
     // makes room for a while: a 32nd of the capacity at a time.
     size_t make_room(size_t wanted, uint32_t now) {
-        const size_t have = rows();
-        if (have + wanted > settings_.capacity) {
+        // Expired rows go first, whenever they were last swept: what is evicted depends on the others alone, so that a
+        // resumed run evicts the same.
+        if (settings_.ttl != 0 && rows() + wanted > settings_.capacity) forget_expired(now);
+        if (rows() + wanted > settings_.capacity) {
             const size_t spare = std::max(wanted, settings_.capacity / 32);
             evict_to(settings_.capacity - std::min(spare, settings_.capacity), now);
         }
@@ -305,7 +320,6 @@ private:
 
     // A row past its time already reads as absent; this frees its memory, and reads every row to do so.
     void forget_expired(uint32_t now) {
-        if (settings_.ttl == 0 || now < swept_ + settings_.ttl / 4 + 1) return;
         swept_ = now;
         parallel_for(kParts, [&](size_t p) {
             const PartLocks locks(*this, p, p + 1);
@@ -332,7 +346,6 @@ private:
     Records records_;
     mutable Lock locks_[kParts];
     std::unique_ptr<Part[]> parts_;
-    std::mutex admission_mutex_;
     Sketch sketch_;
     uint64_t swept_ = 0;
     bool snapshot_ = false;

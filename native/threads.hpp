@@ -12,6 +12,7 @@
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -50,7 +51,12 @@ public:
         std::lock_guard lock(mutex_);
         threads_ = std::max<size_t>(1, n);
         while (workers_ + 1 < threads_) {
-            std::thread([this, id = workers_] { work(id); }).detach();
+            try {
+                std::thread([this, id = workers_] { work(id); }).detach();
+            } catch (const std::system_error&) {  // no more threads to be had: do with those there are
+                threads_ = workers_ + 1;
+                return;
+            }
             ++workers_;
         }
     }

@@ -181,6 +181,15 @@ def test_group_and_fetch_may_run_ahead_one_by_one():
         ours.embed(ours.group(batches[0]))
 
 
+def test_a_lookup_embedded_twice_counts_its_gradient_once():
+    ours = Embeddings([Table(name="t", dim=1, optimizer=SGD(lr=1.0))], [Feature(name="t")])
+    start = ours.read("t", torch.tensor([1]))
+    lookup = ours.fetch(ours.group(Batch.plain({"t": torch.tensor([1])})))
+    (ours.embed(lookup).vectors() + ours.embed(lookup).vectors()).sum().backward()
+    ours.step()
+    torch.testing.assert_close(ours.read("t", torch.tensor([1])), start - 2)
+
+
 def test_a_lookup_without_backward_is_no_step_for_its_rows():
     ours = Embeddings([Table(name="t", dim=2, optimizer=Adam())], [Feature(name="t")])
     start = ours.read("t", torch.tensor([1]))

@@ -92,7 +92,7 @@ class Embeddings(nn.Module):
 
     def embed(self, lookup: Lookup) -> Embedded:
         """What a model sees of a fetched lookup; its gradients are applied by the next `step`."""
-        if lookup.training:
+        if lookup.training and not any(lookup is other for other in self._pending):
             self._pending.append(lookup)
         return lookup.embed()
 
@@ -149,7 +149,8 @@ class Embeddings(nn.Module):
     def snapshot(self, folder: Path | str, base: Path | str | None = None) -> Snapshot:
         """A consistent cut of every table, now: cheap. Its `write` does the work, in any thread, beside training.
 
-        With `base`, an earlier snapshot of these embeddings, it holds only what changed since then.
+        With `base`, the last snapshot that was written or restored, it holds only what changed since then. The
+        cut is between two steps of one thread; with others updating meanwhile it is one moment for each table.
         """
         for tier in self.router.tiers.values():
             tier.flush()

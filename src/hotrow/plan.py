@@ -34,6 +34,8 @@ class Plan:
         for table, shares in self.shares.items():
             if not shares or shares[-1].keys is not None:
                 raise SettingsError(f"Plan for table {table}: the last share must take the keys no other names.")
+            if len({s.tier for s in shares}) < len(shares):
+                raise SettingsError(f"Plan for table {table}: a tier stands twice; give it one share.")
             if any(s.keys is None for s in shares[:-1]):
                 raise SettingsError(f"Plan for table {table}: only the last share may leave its keys open.")
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotrow import Batch, Embeddings, Feature, Table
-from hotrow.errors import CheckpointError
+from hotrow.errors import CheckpointError, StoreError
 from hotrow.plan import Plan, Share
 from hotrow.store import snapshot as snapshots
 from hotrow.store.optimizers import SGD, Adam
@@ -237,3 +237,98 @@ def test_a_full_disk_leaves_nothing_behind_and_loses_no_change(tmp_path, monkeyp
     other = Embeddings(TABLES, FEATURES, seed=3)
     other.restore(tmp_path / "1")
     assert contents(other) == contents(ours)
+
+
+def test_an_incremental_snapshot_builds_on_the_last_one_and_no_other(tmp_path):
+    ours = trained()
+    ours.snapshot(tmp_path / "a").write()
+    step(ours, [50])
+    ours.snapshot(tmp_path / "b", base=tmp_path / "a").write()
+    with pytest.raises(CheckpointError, match="a is not the last snapshot of table item"):
+        ours.snapshot(tmp_path / "c", base=tmp_path / "a")
+    stranger = trained()  # it knows nothing of the base, so its snapshot stands alone
+    stranger.snapshot(tmp_path / "s", base=tmp_path / "b").write()
+    assert "base" not in snapshots.read_manifest(tmp_path / "s")
+    other = Embeddings(TABLES, FEATURES, seed=3)
+    other.restore(tmp_path / "b")
+    step(other, [51])
+    other.snapshot(tmp_path / "c", base=tmp_path / "b").write()
+    again = Embeddings(TABLES, FEATURES, seed=3)
+    again.restore(tmp_path / "c")
+    assert contents(again) == contents(other)
+
+
+def test_a_restore_does_not_disturb_a_snapshot_under_way(tmp_path):
+    ours, expected = trained(), contents(trained())
+    ours.snapshot(tmp_path / "other").write()
+    step(ours, [7])
+    before = contents(ours)
+    cut = ours.snapshot(tmp_path / "rows")
+    ours.restore(tmp_path / "other")
+    assert contents(ours) == expected
+    cut.write()
+    other = Embeddings(TABLES, FEATURES, seed=3)
+    other.restore(tmp_path / "rows")
+    assert contents(other) == before
+
+
+def test_a_snapshot_that_cannot_begin_leaves_nothing_begun(tmp_path):
+    ours = trained()
+    export = ours.router.tiers["host"].stores()["a/b c"].export(chunk=1)
+    next(export)
+    with pytest.raises(StoreError, match="a/b c: a snapshot or export of it is already under way"):
+        ours.snapshot(tmp_path / "rows")
+    export.close()
+    ours.snapshot(tmp_path / "rows").write()
+
+
+def test_a_changed_admission_is_refused_before_anything_changes(tmp_path):
+    counted = Table(name="t", dim=1, admission=ByCount(count=2, bytes=8192))
+    ours = Embeddings([counted], [Feature(name="t")])
+    step(ours, [1])
+    ours.snapshot(tmp_path / "rows").write()
+    for admission in (None, ByCount(count=2, bytes=4096)):
+        other = Embeddings([counted.model_copy(update={"admission": admission})], [Feature(name="t")])
+        step(other, [9])
+        before = contents(other)
+        with pytest.raises(CheckpointError, match="counts keys for admission differently"):
+            other.restore(tmp_path / "rows")
+        assert contents(other) == before
+
+
+def test_admission_counts_of_every_tier_survive(tmp_path):
+    table = Table(name="t", dim=1, admission=ByCount(count=2))
+    plan = Plan({"t": (Share("hot", np.array([1])), Share("cold"))})
+
+    def split() -> Embeddings:
+        return Embeddings(
+            [table], [Feature(name="t")], tiers={"hot": HostTier([table]), "cold": HostTier([table])}, plan=plan
+        )
+
+    ours, other = split(), split()
+    step(ours, [1, 2])
+    ours.snapshot(tmp_path / "rows").write()
+    other.restore(tmp_path / "rows")
+    step(other, [1, 2])
+    assert other.stats()["t"]["rows"] == 2
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+def test_eviction_with_a_time_to_live_goes_on_the_same_after_a_restore(tmp_path, policy):
+    table = Table(name="t", dim=1, optimizer=SGD(lr=0.1), eviction=Eviction(capacity=100, policy=policy, ttl=12))
+    rng = np.random.default_rng(0)
+    batches = [rng.zipf(1.3, 40).clip(max=10_000).tolist() for _ in range(60)]
+
+    def run(first: int, last: int, embeddings: Embeddings) -> Embeddings:
+        for batch in batches[first:last]:
+            step(embeddings, batch)
+        return embeddings
+
+    expected = run(0, 60, Embeddings([table], [Feature(name="t")]))
+    keys = torch.arange(10_001)
+    for cut in (17, 23, 31, 44):
+        run(0, cut, Embeddings([table], [Feature(name="t")])).snapshot(tmp_path / str(cut)).write()
+        resumed = Embeddings([table], [Feature(name="t")])
+        resumed.restore(tmp_path / str(cut))
+        run(cut, 60, resumed)
+        assert torch.equal(resumed.read("t", keys), expected.read("t", keys))

@@ -264,7 +264,7 @@ def test_an_export_is_one_moment_while_others_write():
 
 def cut(store: RowStore, which: Cut, kept: bool = True) -> set[int]:
     """The keys of one cut."""
-    store.begin_cut(which)
+    assert store.begin_cut(which) is store.native
     keys: set[int] = set()
     while len(found := store.native.read_snapshot(7)["keys"]):
         keys |= set(found.tolist())
@@ -390,3 +390,48 @@ def test_an_export_under_fire_has_every_row_once():
     finally:
         stop.set()
         thread.join()
+
+
+def test_searching_ends_when_every_bucket_was_once_passed():
+    """Keys made to share a bucket: fill one, pass on to the next, erase, and the other way round."""
+    store = RowStore(Table(name="t", dim=1))
+    rng = np.random.default_rng(0)
+    golden, mask = 0x9E3779B97F4A7C15, 2**64 - 1
+
+    def hashed(key: int) -> int:
+        return int(mix(np.array([(key + golden) & mask], np.uint64))[0])
+
+    keys = [int(k) for k in rng.integers(0, 2**62, 60_000) if (hashed(int(k)) >> 8) % 32 == 0]
+    low = [k for k in keys if hashed(k) >> 63 == 0]
+    high = [k for k in keys if hashed(k) >> 63 == 1]
+    store.fetch(array(low[:13]), step=0)
+    store.erase(array(low[:12]))
+    store.fetch(array(high[:12]), step=0)
+    assert not store.contains(array(low[:12])).any()
+    assert store.contains(array([low[12], *high[:12]])).all()
+
+
+def test_capacity_holds_when_several_threads_bring_new_keys():
+    store = RowStore(Table(name="t", dim=1, eviction=Eviction(capacity=1000)))
+    most = []
+
+    def work(number: int) -> None:
+        for step in range(20):
+            store.fetch(np.arange(300) + 1_000_000 * number + 1000 * step, step)
+            most.append(len(store))
+
+    running = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for t in running:
+        t.start()
+    for t in running:
+        t.join()
+    assert max(most) <= 1000
+
+
+def test_erased_keys_are_not_remembered_for_ever():
+    store = RowStore(Table(name="t", dim=1, eviction=Eviction(capacity=100)))
+    store.fetch(np.arange(50), step=0)
+    cut(store, Cut.FULL)
+    for step in range(1, 400):
+        store.fetch(np.arange(step * 1000, step * 1000 + 100 * 10), step)
+    assert store.bytes < 3_000_000

@@ -3,6 +3,10 @@
 Both sides have the same batches, dense weights, optimizers and starting rows. The torch side shares nothing of the
 way in between: keys become numbers of a fixed vocabulary, samples are spelled out, gradients are torch's own
 sparse ones.
+
+They agree to 1e-6 until rounding puts some ReLU's input on the other side of zero; from then on they part as two
+seeds would, slowly. One short epoch keeps that below 0.02% (16 seeds on each log); losing every fourth update, or
+taking Adagrad's sums from 0.1 instead of 0, costs more than 0.5%.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,9 +28,8 @@ from hotrow.store.store import RowStore
 from hotrow.table import Uniform
 from hotrow.train.metrics import Metrics
 
-SEED = 3
-SCALE, DENSE = 0.01, 0.002
 DIM = 8
+INIT = Uniform(scale=0.01)
 ADAGRAD = Adagrad(lr=0.05)
 
 
@@ -82,8 +85,7 @@ def both_aucs(data: DataSet) -> tuple[float, float]:
     test = list(Reader(data, "test", 1024, shuffle=False))
     features = data.schema.feature_settings()
     tables = [
-        Table(name=name, dim=DIM, optimizer=ADAGRAD, init=Uniform(scale=SCALE))
-        for name in dict.fromkeys(f.table for f in features)
+        Table(name=name, dim=DIM, optimizer=ADAGRAD, init=INIT) for name in dict.fromkeys(f.table for f in features)
     ]
     inputs = ModelInputs(features, {f.name: DIM for f in features}, len(data.schema.dense))
 
@@ -118,9 +120,9 @@ def trained_auc(
     test: Sequence[Batch],
 ) -> float:
     """The test AUC of a fresh DLRM over `embeddings`, trained on each batch once; `step` updates the tables."""
-    torch.manual_seed(SEED)
+    torch.manual_seed(3)
     model = build(DLRMSettings(), inputs)
-    dense = torch.optim.Adam(model.parameters(), lr=DENSE)
+    dense = torch.optim.Adam(model.parameters(), lr=0.002)
     for batch in train:
         loss = F.binary_cross_entropy_with_logits(model(embeddings(batch), batch.dense), batch.labels)
         dense.zero_grad()
@@ -143,18 +145,16 @@ def test_dlrm_on_the_criteo_sample_is_within_a_thousandth_of_its_auc_with_embedd
     data = prepare(log, tmp_path / "data", format="criteo", split="samples:64000", bad="missing")
 
     ours, torchs = both_aucs(data)
-    print(f"AUCS {ours:.7f} {torchs:.7f}")
 
-    assert torchs > 0.70
+    assert min(ours, torchs) > 0.75
     assert ours == pytest.approx(torchs, rel=1e-3)
 
 
 def test_dlrm_on_the_demos_log_is_within_a_thousandth_of_its_auc_with_embedding_bags(tmp_path: Path) -> None:
     write_log(SynthSettings(samples=60_000), tmp_path / "log")
-    data = prepare(tmp_path / "log", tmp_path / "data")
+    data = prepare(tmp_path / "log", tmp_path / "data", split="last:0.2")
 
     ours, torchs = both_aucs(data)
-    print(f"AUCS {ours:.7f} {torchs:.7f}")
 
-    assert torchs > 0.65
+    assert min(ours, torchs) > 0.68
     assert ours == pytest.approx(torchs, rel=1e-3)

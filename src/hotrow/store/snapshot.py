@@ -27,9 +27,10 @@ from urllib.parse import quote
 import numpy as np
 import pyarrow as pa
 
+from hotrow import _native
 from hotrow.errors import CheckpointError
 from hotrow.store.store import Columns, Cut, RowStore
-from hotrow.table import Table
+from hotrow.table import ByCount, Table
 from hotrow.tiers.router import Router
 
 FORMAT = "hotrow-rows"
@@ -48,7 +49,9 @@ class Snapshot:
         seed: int,
         base: Path | None = None,
     ) -> None:
-        self.folder, self._stores, self._base = folder, list(stores), base
+        self.folder, self._cuts = folder, list[tuple[str, RowStore, _native.Store]]()
+        if not all(store.native.tracks_erased() for _, store in stores):
+            base = None  # too much was erased since then to know it all: this one stands alone
         self._manifest: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,
@@ -58,8 +61,13 @@ class Snapshot:
         }
         if base is not None:
             self._manifest["base"] = {"path": os.path.relpath(base, folder), "id": read_manifest(base)["id"]}
-        for _, store in self._stores:
-            store.begin_cut(Cut.FULL if base is None else Cut.CHANGED)
+            _check_base(base, self._manifest["base"]["id"], [store for _, store in stores])
+        try:
+            for name, store in stores:
+                self._cuts.append((name, store, store.begin_cut(Cut.FULL if base is None else Cut.CHANGED)))
+        except BaseException:
+            self._end(kept=False)
+            raise
 
     def write(self) -> None:
         """Writes the folder, beside its place first; on an error nothing of it is left."""
@@ -68,8 +76,8 @@ class Snapshot:
         try:
             beside.mkdir(parents=True)
             self._manifest["tables"] = [
-                self._write_store(beside, f"{i:03d}-{quote(name, safe='')}", store)
-                for i, (name, store) in enumerate(self._stores)
+                self._write_store(beside, f"{i:03d}-{quote(name, safe='')}", store.table, cut)
+                for i, (name, store, cut) in enumerate(self._cuts)
             ]
             _write_synced(beside / "manifest.json", json.dumps(self._manifest, indent=1).encode())
             beside.rename(self.folder)
@@ -89,12 +97,13 @@ class Snapshot:
         self._end(kept=False)
 
     def _end(self, kept: bool) -> None:
-        for _, store in self._stores:
-            store.native.end_snapshot(kept)
-        self._stores = []
+        for _, store, native in self._cuts:
+            native.end_snapshot(kept)
+            if kept and store.native is native:
+                store.last_cut = self._manifest["id"]
+        self._cuts = []
 
-    def _write_store(self, folder: Path, name: str, store: RowStore) -> dict[str, Any]:
-        native, table = store.native, store.table
+    def _write_store(self, folder: Path, name: str, table: Table, native: _native.Store) -> dict[str, Any]:
         said: dict[str, Any] = {
             "name": table.name,
             "dim": table.dim,
@@ -119,6 +128,16 @@ class Snapshot:
                     writer.write_batch(batch)
                 said[what] = {"count": len(array), **file.said()}
         return said
+
+
+def _check_base(base: Path, id: str, stores: Sequence[RowStore]) -> None:
+    """What changed is known since the last snapshot written or restored, and since no other."""
+    for store in stores:
+        if store.last_cut != id:
+            raise CheckpointError(
+                f"{base} is not the last snapshot of table {store.table.name} that this process wrote or restored; "
+                f"an incremental one can build on no other. Take a full one, without a base."
+            )
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -170,17 +189,20 @@ def restore(folder: Path, router: Router, tables: Sequence[Table], seed: int) ->
     _check_tables(folder, manifests[-1], tables, seed)
     for tier in router.tiers.values():
         for store in tier.stores().values():
-            store.native = RowStore(store.table, seed).native
+            store.clear()
     for f, manifest in zip(folders, manifests, strict=True):
         for said in manifest["tables"]:
             _restore_table(f, said, router)
-    last = {said["name"]: said for said in manifests[-1]["tables"]}
     for tier in router.tiers.values():
         for name, store in tier.stores().items():
-            store.steps = last[name]["steps"]
+            entries = [said for said in manifests[-1]["tables"] if said["name"] == name]
+            store.steps = max(said["steps"] for said in entries)
             store.native.settle()
-            if "sketch" in last[name]:
-                store.native.set_sketch(_read(folders[-1], last[name]["sketch"], "sketch"))
+            store.last_cut = manifests[-1]["id"]
+            # The sketches of several tiers counted different keys: together they never count one too low.
+            sketches = [_read(folders[-1], said["sketch"], "sketch") for said in entries if "sketch" in said]
+            if sketches:
+                store.native.set_sketch(np.maximum.reduce(sketches))
     return int(manifests[-1]["steps"])
 
 
@@ -211,6 +233,12 @@ def _check_tables(folder: Path, manifest: dict[str, Any], tables: Sequence[Table
         if table.name not in stored:
             raise CheckpointError(f"{folder} has no table {table.name}; it has {', '.join(stored)}.")
         said = stored[table.name]
+        counters = table.admission.bytes // 2 * 2 if isinstance(table.admission, ByCount) else 0
+        if said.get("sketch", {}).get("count", 0) != counters:
+            raise CheckpointError(
+                f"Table {table.name} counts keys for admission differently in {folder} and in this run's settings; "
+                f"admission by count and the size of its sketch must be the same."
+            )
         for what, here in (("dim", table.dim), ("dtype", table.dtype), ("optimizer", table.optimizer.name)):
             if said[what] != here:
                 raise CheckpointError(

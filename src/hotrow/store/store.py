@@ -44,6 +44,7 @@ class RowStore:
     def __init__(self, table: Table, seed: int = 0) -> None:
         self.table, self.seed = table, seed
         self.native = _native.Store(**_native_settings(table, seed))
+        self.last_cut: str | None = None  # the snapshot that a cut of changes builds on
 
     def __len__(self) -> int:
         return int(self.native.rows())
@@ -129,21 +130,27 @@ class RowStore:
         Columns are keys, values, state (flat), clocks, uses and last; bfloat16 values come as their bits. It
         has no effect on what the next incremental snapshot holds.
         """
-        self.begin_cut(Cut.PEEK)
+        native = self.begin_cut(Cut.PEEK)
         finished = False
         try:
-            while len((columns := self.native.read_snapshot(chunk))["keys"]):
+            while len((columns := native.read_snapshot(chunk))["keys"]):
                 yield columns
             finished = True
         finally:
-            self.native.end_snapshot(finished)
+            native.end_snapshot(finished)
 
-    def begin_cut(self, cut: Cut) -> None:
-        """Begins a consistent cut, to be read with `native.read_snapshot` and ended with `native.end_snapshot`."""
+    def begin_cut(self, cut: Cut) -> _native.Store:
+        """Begins a consistent cut; its native store is to be read by `read_snapshot` and told `end_snapshot`."""
         try:
             self.native.begin_snapshot(cut)
         except RuntimeError:
             raise StoreError(f"Table {self.table.name}: a snapshot or export of it is already under way.") from None
+        return self.native
+
+    def clear(self) -> None:
+        """Forgets every row. A cut under way still gives what it was of."""
+        self.native = _native.Store(**_native_settings(self.table, self.seed))
+        self.last_cut = None
 
     def import_(self, columns: Mapping[str, npt.NDArray[Any]]) -> None:
         """Writes rows as `export` gave them, over those that are there."""

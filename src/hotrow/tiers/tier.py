@@ -25,12 +25,12 @@ Floats = npt.NDArray[np.float32]
 class Part(NamedTuple):
     """One table's share of a batch, for one tier: unique keys, and which of the batch's rows they are.
 
-    The row of `keys[i]` is row `positions[i]` of the table's, or row i where positions are None. The table is
-    number `index` in the batch's grouping, and its rows begin at `start` of the batch's flat array of rows.
+    The row of `keys[i]` is row `positions[i]` of the table's, or row i where positions are None. The table has
+    `number` in the batch's grouping, and its rows begin at `start` of the batch's flat array of rows.
     """
 
     table: str
-    index: int
+    number: int
     keys: npt.NDArray[np.int64]
     positions: npt.NDArray[np.int64] | None
     start: int
@@ -45,7 +45,7 @@ class Places:
 
     def of(self, parts: Sequence[Part]) -> _native.Places:
         """The same for some parts' tables, as the native core takes it."""
-        return _native.Places(self.grouping, [p.index for p in parts], self.matrices)
+        return _native.Places(self.grouping, [p.number for p in parts], self.matrices)
 
 
 class Gradients:
