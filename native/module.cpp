@@ -229,9 +229,11 @@ BatchGrouping* make_grouping(const Layout& layout, std::vector<In<int64_t>> valu
         if (features == 0 || offsets[g].size() == 0 || (offsets[g].size() - 1) % features != 0)
             throw std::invalid_argument("a group needs features x samples + 1 offsets");
         const size_t samples = (offsets[g].size() - 1) / features;
-        for (size_t i = 1; i < offsets[g].size(); ++i)
-            if (offsets[g].data()[i] < offsets[g].data()[i - 1]) throw std::invalid_argument("offsets decrease");
-        if (offsets[g].data()[0] < 0 || static_cast<size_t>(offsets[g].data()[features * samples]) > values[g].size() ||
+        const int64_t* at = offsets[g].data();
+        const size_t bags = features * samples;
+        int64_t least = 0;  // the shortest bag: below zero if offsets decrease
+        for (size_t b = 0; b < bags; ++b) least = std::min(least, at[b + 1] - at[b]);
+        if (least < 0 || at[0] < 0 || static_cast<size_t>(at[bags]) > values[g].size() ||
             (weights[g] && weights[g]->size() < values[g].size()))
             throw std::invalid_argument("offsets, values and weights of a group do not fit together");
         inputs.push_back({values[g].data(), offsets[g].data(), weights[g] ? weights[g]->data() : nullptr, samples});
