@@ -107,7 +107,7 @@ private:
 
 class Store {
 public:
-    static constexpr size_t kParts = 32;
+    static constexpr size_t kParts = 16;
 
     explicit Store(const StoreSettings& settings)
         : settings_(settings), parts_(new Part[kParts]), sketch_(settings.sketch_bytes) {

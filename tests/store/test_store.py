@@ -401,7 +401,7 @@ def test_searching_ends_when_every_bucket_was_once_passed():
     def hashed(key: int) -> int:
         return int(mix(np.array([(key + golden) & mask], np.uint64))[0])
 
-    keys = [int(k) for k in rng.integers(0, 2**62, 60_000) if (hashed(int(k)) >> 8) % 32 == 0]
+    keys = [int(k) for k in rng.integers(0, 2**62, 60_000) if (hashed(int(k)) >> 8) % 16 == 0]
     low = [k for k in keys if hashed(k) >> 63 == 0]
     high = [k for k in keys if hashed(k) >> 63 == 1]
     store.fetch(array(low[:13]), step=0)

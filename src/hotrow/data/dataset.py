@@ -19,10 +19,11 @@ from typing import Any
 import pyarrow as pa
 from pydantic import Field
 
-from hotrow.data.folder import NewFolder, write_text
-from hotrow.data.parts import Part, PartsWriter, sha256
+from hotrow.data.folder import NewFolder
+from hotrow.data.parts import Part, PartsWriter
 from hotrow.data.schema import Schema
 from hotrow.errors import DataError, SettingsError, nearest
+from hotrow.files import sha256, write_text
 from hotrow.settings import Settings, parse
 
 MANIFEST = "manifest.json"

@@ -7,7 +7,6 @@ that carries the same `mark` file is replaced, so that a mistyped path cannot co
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 from pathlib import Path
 from types import TracebackType
@@ -74,15 +73,3 @@ def _cannot_write(path: Path, error: OSError) -> DataError:
     if error.errno == errno.ENOSPC:
         return DataError(f"The disk is full: {path} could not be written, and nothing of it was left behind.")
     return DataError(f"{path} could not be written: {error.strerror or error}. Nothing of it was left behind.")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file and sees it to the disk, so that a file written last is there last."""
-    path.write_text(text, encoding="utf-8")
-    flush(path)
-
-
-def flush(path: Path) -> None:
-    """Sees a written file to the disk."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

@@ -5,7 +5,6 @@ Files are zstd, and the same rows give the same bytes however they were chunked.
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from hotrow.data.folder import flush
+from hotrow.files import flush, sha256
 from hotrow.settings import Settings
 
 
@@ -101,9 +100,3 @@ class PartsWriter:
             )
         )
         self._groups = []
-
-
-def sha256(path: Path) -> str:
-    """The checksum of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

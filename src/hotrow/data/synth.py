@@ -28,12 +28,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hotrow.data.folder import NewFolder, write_text
+from hotrow.data.folder import NewFolder
 from hotrow.data.mix import Randoms
 from hotrow.data.parts import PartsWriter
 from hotrow.data.schema import Column, Schema
 from hotrow.data.sessions import Sessions, Visits
 from hotrow.data.sources.tabular import LOG
+from hotrow.files import write_text
 from hotrow.settings import Settings
 
 Floats = NDArray[np.float64]

@@ -29,6 +29,7 @@ import pyarrow as pa
 
 from hotrow import _native
 from hotrow.errors import CheckpointError
+from hotrow.files import flush, sha256, write_text
 from hotrow.store.store import Columns, Cut, RowStore
 from hotrow.table import ByCount, Table
 from hotrow.tiers.router import Router
@@ -79,9 +80,9 @@ class Snapshot:
                 self._write_store(beside, f"{i:03d}-{quote(name, safe='')}", store.table, cut)
                 for i, (name, store, cut) in enumerate(self._cuts)
             ]
-            _write_synced(beside / "manifest.json", json.dumps(self._manifest, indent=1).encode())
+            write_text(beside / "manifest.json", json.dumps(self._manifest, indent=1))
             beside.rename(self.folder)
-            _sync_folder(self.folder.parent)
+            flush(self.folder.parent)
             kept = True
         except OSError as error:
             raise CheckpointError(
@@ -298,8 +299,7 @@ def _verify_file(folder: Path, said: dict[str, Any]) -> None:
         size = path.stat().st_size
         if size != said["bytes"]:
             raise CheckpointError(f"{path} has {size} bytes instead of {said['bytes']}: it is truncated or altered.")
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = sha256(path)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from None
     if digest != said["sha256"]:
@@ -340,18 +340,3 @@ class _HashedFile:
         finally:
             self._file.close()
             self.closed = True
-
-
-def _write_synced(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -13,9 +13,7 @@ another thread while training does. Row files are hashed once, by the snapshot; 
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import shutil
 import threading
 from collections.abc import Callable, Mapping
@@ -28,6 +26,7 @@ import torch
 from torch import Tensor
 
 from hotrow.errors import CheckpointError
+from hotrow.files import flush, sha256, write_text
 
 FORMAT = "hotrow-checkpoint"
 VERSION = 1
@@ -143,7 +142,7 @@ class Checkpoints:
                 snapshot.write()
                 self._write(beside, step, arrays, state, base)
                 beside.rename(final)
-                _sync_folder(self.folder)
+                flush(self.folder)
                 self._chain = [*self._chain, final] if base else [final]
                 self._prune(protect)
             except BaseException as error:
@@ -182,8 +181,8 @@ class Checkpoints:
     ) -> None:
         with (folder / "dense.npz").open("wb") as file:
             np.savez(file, **{name: tensor.numpy() for name, tensor in arrays.items()})  # type: ignore[arg-type]
-            _sync(file)
-        _write_json(folder / "trainer.json", state)
+        flush(folder / "dense.npz")
+        write_text(folder / "trainer.json", json.dumps(state, indent=1))
         names = ["dense.npz", "trainer.json", "rows/manifest.json"]
         manifest = {
             "format": FORMAT,
@@ -192,7 +191,7 @@ class Checkpoints:
             "base": base.name if base else None,
             "files": {name: _described(folder / name) for name in names},
         }
-        _write_json(folder / "manifest.json", manifest)
+        write_text(folder / "manifest.json", json.dumps(manifest, indent=1))
 
     def _prune(self, protect: int | None) -> None:
         found = self.all()
@@ -251,33 +250,9 @@ def _check(path: Path, said: Mapping[str, Any]) -> None:
     size = path.stat().st_size
     if size != said["bytes"]:
         raise CheckpointError(f"{path} was truncated or altered: {size} bytes instead of {said['bytes']}.")
-    if _sha256(path) != said["sha256"]:
+    if sha256(path) != said["sha256"]:
         raise CheckpointError(f"{path} was altered: its checksum is not the one in the manifest.")
 
 
 def _described(path: Path) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _write_json(path: Path, data: Mapping[str, Any]) -> None:
-    with path.open("w") as file:
-        json.dump(data, file, indent=1)
-        _sync(file)
-
-
-def _sync(file: Any) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
