@@ -44,9 +44,11 @@ struct Unique {
     Buffer<int32_t> inverse, starts, order;
 };
 
-// Distinct keys of keys[n], in order of first appearance: writes unique[], local[n] and counts[]; returns how many.
-inline size_t dedup_in_cache(const int64_t* keys, size_t n, int64_t* unique, int32_t* local, int32_t* counts,
-                             std::vector<uint32_t>& table) {
+// Distinct keys of keys[n], in order of first appearance. Entry is what the numbers 1 to n fit in: small ones keep the
+// table in the first cache. It writes unique[], local[n] and counts[]; returns how many.
+template <class Entry>
+size_t dedup_in_cache(const int64_t* keys, size_t n, int64_t* unique, int32_t* local, int32_t* counts,
+                             std::vector<Entry>& table) {
     const size_t size = std::max<size_t>(std::bit_ceil(2 * n), 2);
     const int shift = 64 - std::countr_zero(size);
     table.assign(size, 0);
@@ -62,7 +64,7 @@ inline size_t dedup_in_cache(const int64_t* keys, size_t n, int64_t* unique, int
             number = table[at] == 0 ? found : table[at] - 1;
             if (unique[number] == key) break;
         }
-        table[at] = number + 1;
+        table[at] = static_cast<Entry>(number + 1);
         local[i] = static_cast<int32_t>(number);
         ++counts[number];
         found += number == found ? 1 : 0;
@@ -71,8 +73,8 @@ inline size_t dedup_in_cache(const int64_t* keys, size_t n, int64_t* unique, int
 }
 
 struct Scratch {
-    std::vector<uint32_t> table;
-    std::vector<int32_t> local, counts;
+    std::vector<uint16_t> table;
+    std::vector<int32_t> counts;
 };
 
 // Everything in one go, for as many keys as a core's cache holds.
@@ -130,7 +132,7 @@ inline Unique dedup_large(const int64_t* keys, size_t n) {
     });
     std::vector<size_t> first(parts + 1, 0);
     parallel_for(parts, [&](size_t p) {
-        thread_local std::vector<uint32_t> table;
+        thread_local std::vector<uint32_t> table;  // one key may fill a part
         const size_t from = begin[p];
         first[p + 1] = dedup_in_cache(sorted.data() + from, begin[p + 1] - from, unique.data() + from, local.data() + from,
                                       counts.data() + from, table);

@@ -1,0 +1,74 @@
+"""The grouping: unique keys, and which lookups share one, for batches of any size."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hotrow import _native
+
+
+def check(keys: np.ndarray) -> None:
+    """Against what the arrays mean, for a table with one feature."""
+    layout = _native.Layout([1], [[(0, 0)]])
+    offsets = np.arange(len(keys) + 1)
+    grouping = layout.group([keys], [offsets], [None])
+    unique, inverse = grouping.keys(0), grouping.inverse(0)
+    assert (unique[inverse] == keys).all()
+    assert len(unique) == len(np.unique(keys))
+    order, starts = grouping.order(0), grouping.lookup_starts(0)
+    assert starts[0] == 0 and starts[-1] == len(keys)
+    assert (order == np.argsort(inverse, kind="stable")).all()
+    assert (np.diff(starts) == np.bincount(inverse, minlength=len(unique))).all()
+    again, numbers = _native.unique(keys)
+    assert (again == unique).all() and (numbers == inverse).all()
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3), max_size=60))
+def test_small_sets_of_any_keys(keys):
+    check(np.array(keys, np.int64))
+
+
+@pytest.mark.parametrize("n", [2**15, 2**15 + 1, 200_000])
+@pytest.mark.parametrize("spread", [1, 50, 2**62])
+def test_large_sets_are_split_and_come_out_the_same(n, spread):
+    check(np.random.default_rng(0).integers(-spread, spread, n))
+
+
+def test_the_number_of_threads_changes_nothing():
+    keys = np.random.default_rng(1).zipf(1.2, 100_000).astype(np.int64)
+    before = _native.threads()
+    try:
+        found = []
+        for threads in (1, 2, 5):
+            _native.set_threads(threads)
+            found.append([a.tobytes() for a in _native.unique(keys)])
+    finally:
+        _native.set_threads(before)
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize(
+    ("groups", "values", "offsets", "message"),
+    [
+        ([[(1, 0)]], [1], [0, 1], "there is no such table"),
+        ([[]], [1], [0, 1], "a group needs features x samples \\+ 1 offsets"),
+        ([[(0, 0)]], [1], [], "a group needs features x samples \\+ 1 offsets"),
+        ([[(0, 0), (0, 0)]], [1], [0, 1], "a group needs features x samples \\+ 1 offsets"),
+        ([[(0, 0)]], [1], [0, 2], "do not fit together"),
+        ([[(0, 0)]], [1, 2], [0, 2, 1], "do not fit together"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(groups, values, offsets, message):
+    with pytest.raises(ValueError, match=message):
+        _native.Layout([1], groups).group([np.array(values, np.int64)], [np.array(offsets, np.int64)], [None])
+
+
+def test_results_of_another_shape_are_refused():
+    grouping = _native.Layout([2], [[(0, 0)]]).group([np.arange(3)], [np.arange(4)], [None])
+    rows = np.zeros(6, np.float32)
+    for shape in ((2, 2), (3, 1)):
+        with pytest.raises(ValueError, match="the result matrices do not have the shapes of this batch"):
+            grouping.forward(rows, [np.zeros(shape, np.float32)])
+    with pytest.raises(ValueError, match="too few rows"):
+        grouping.forward(rows[:4], [np.zeros((3, 2), np.float32)])
