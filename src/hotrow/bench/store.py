@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import os
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,7 @@ def _fbgemm(rows: int, numbers: list[list[Keys]], grad: Tensor) -> Callable[[int
 
 
 def _embedding_bags(rows: int, numbers: list[list[Keys]], grad: Tensor) -> Callable[[int], None]:
+    warnings.filterwarnings("ignore", message="Sparse invariant checks")  # torch's own, about its own optimizer
     bags = [nn.EmbeddingBag(rows, DIM, mode="sum", sparse=True) for _ in range(TABLES)]
     optimizer = torch.optim.Adagrad([bag.weight for bag in bags], lr=LR)
     values = [[torch.from_numpy(keys[t]) for t in range(TABLES)] for keys in numbers]
