@@ -84,8 +84,9 @@ def reading(seconds: Sequence[float]) -> dict[str, float]:
 def take_turns(sides: Mapping[str, Callable[[int], None]], calls: int, rounds: int) -> dict[str, list[float]]:
     """Seconds of each call of each side: in every round each side makes `calls` calls, with 0, 1, ... given to it.
 
-    OpenMP's threads spin for up to 0.2 s after their last work and would take the next side's cores. So a turn
-    begins with a pause, in which they fall asleep, and with two calls that do not count, which wake the side's own.
+    A peer's OpenMP threads may spin after their last work and take the next side's cores: with FBGEMM that was seen
+    to last up to 0.2 s. So a turn begins with a pause, and with two calls that do not count, which wake the side's
+    own threads.
     """
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds):
