@@ -15,7 +15,9 @@ HEAD = """# Benchmarks
 
 Made by `python -m hotrow.bench.page docs/benchmarks/*.json` from the JSON of full runs; the raw readings are in those
 files. `must` is what a figure has to reach (a peer's or the source system's own result), `aim` is what we want. Both
-sides of a ratio took turns in one run on one machine. A figure that was not reached stands here as not reached.
+sides of a ratio took turns in one run on one machine, each turn after a pause of 0.4 s, so that threads of the other
+side that spin after their work are asleep; peers run with their default settings. A figure that was not reached
+stands here as not reached.
 """
 
 
