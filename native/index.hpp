@@ -30,9 +30,7 @@ public:
     static size_t buckets_for(size_t keys) { return keys * 5 / (4 * kWidth) + 1; }
 
     void reset(size_t buckets) {
-        Memory fresh;
-        fresh.reserve(buckets * sizeof(Bucket));  // may throw: the old buckets are still there then
-        memory_ = std::move(fresh);
+        memory_ = Memory(buckets * sizeof(Bucket));  // if this throws, the old buckets are still there
         count_ = buckets;
     }
 

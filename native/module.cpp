@@ -247,10 +247,7 @@ BatchGrouping* make_grouping(const Layout& layout, std::vector<In<int64_t>> valu
 }
 
 void bind_store(nb::module_& m) {
-    nb::class_<Slots>(m, "Slots").def("of", [](nb::handle self, size_t t) {
-        auto& v = nb::cast<Slots&>(self).of_table.at(t);
-        return view(v.data(), v.size(), self);
-    });
+    nb::class_<Slots>(m, "Slots");
     nb::class_<Store>(m, "Store")
         .def(nb::new_(&make_store), nb::kw_only(), nb::arg("dim"), nb::arg("bf16"), nb::arg("optimizer"),
              nb::arg("weight_decay"), nb::arg("clip_value"), nb::arg("clip_norm"), nb::arg("bound"), nb::arg("momentum"),

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -117,12 +117,6 @@ class Group:
         weights = None if self.weights is None else self.weights[at]
         return Group(self.features, self.values[at], offsets, None, weights)
 
-    def _map(self, f: Any) -> Group:
-        return Group(self.features, *(None if t is None else f(t) for t in self._tensors()))  # type: ignore[arg-type]
-
-    def _tensors(self) -> tuple[Tensor | None, ...]:
-        return self.values, self.offsets, self.inverse, self.weights
-
 
 @dataclass(frozen=True)
 class Batch:
@@ -217,12 +211,6 @@ class Batch:
             return None if t is None else t.to(device, non_blocking=non_blocking)
 
         return replace(self, dense=move(self.dense), labels=move(self.labels), weights=move(self.weights))
-
-    def pin(self) -> Batch:
-        """The same batch in pinned memory, so that copies to an accelerator overlap with work."""
-        pinned = [None if t is None else t.pin_memory() for t in (self.dense, self.labels, self.weights)]
-        groups = tuple(g._map(lambda t: t.pin_memory()) for g in self.groups)
-        return Batch(groups, pinned[0], pinned[1], pinned[2], self.users)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._where)

@@ -19,6 +19,7 @@ million samples a second on one core; memory grows with users, items and test sa
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from hotrow.data.sessions import Sessions, Visits
 from hotrow.data.sources.tabular import LOG
 from hotrow.files import write_text
 from hotrow.settings import Settings
+from hotrow.train import metrics
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -243,23 +245,17 @@ def _lists(values: Ints, lengths: Ints) -> pa.Array:
 
 
 def _facts(settings: SynthSettings, logits: Floats, labels: NDArray[np.float32], test_from: int) -> dict[str, Any]:
-    likely = np.logaddexp(0, np.where(labels > 0, -logits, logits))
     return {
         "made_by": "hotrow synth",
         "settings": settings.model_dump(),
         "test_from": test_from,
         "best_auc": auc(logits, labels),
-        "best_log_loss": float(likely.mean()),
+        "best_log_loss": metrics.log_loss(logits, labels > 0, np.ones(len(labels))),
         "test_rate": float(labels.mean()),
     }
 
 
 def auc(scores: Floats, labels: NDArray[np.float32]) -> float | None:
     """The chance that a positive sample scores above a negative one, ties half; None without both."""
-    positive = labels > 0
-    above, below = int(positive.sum()), int((~positive).sum())
-    if not above or not below:
-        return None
-    _, which, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[which]
-    return float((ranks[positive].sum() - above * (above + 1) / 2) / (above * below))
+    found = metrics.auc(scores, labels > 0, np.ones(len(labels)))
+    return None if math.isnan(found) else found
