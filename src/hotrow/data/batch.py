@@ -7,6 +7,8 @@ one `inverse` that says which of them every sample of the batch is:
     offsets[F*S+1]   where in `values` the bag of feature f and unique sample s begins: entry f*S + s
     inverse[B]       for each sample of the batch its unique sample; None if every sample is its own
     weights[L]       a weight for each key, or None
+    begins[F*S]      None, or where in `values` each bag begins instead: bags may then overlap, and `offsets` only say
+                     how long they are. A history that slides is one stretch of `values` with a window for each sample
 
 Features that seldom repeat stand in a group whose inverse is None: an ordinary keyed jagged tensor. Nothing
 is expanded here; `Batch.expand` exists for code that wants every sample spelled out.
@@ -46,6 +48,7 @@ class Group:
     offsets: Tensor
     inverse: Tensor | None = None
     weights: Tensor | None = None
+    begins: Tensor | None = None
 
     @property
     def unique_size(self) -> int:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from hotrow.errors import SettingsError
+from hotrow.errors import SettingsError, nearest
 from hotrow.settings import Settings, parse
 from hotrow.table import Feature
 
@@ -74,6 +74,18 @@ class Column(Settings):
         return self
 
 
+class Repeats(Settings):
+    """Columns that change together within a session: a data set keeps each distinct combination of them once.
+
+    `columns` are names of features and dense columns. `slides` are those of them that are lists which move along a longer
+    one, as a history of clicks does: the longer one is kept once, each distinct sample is a window into it.
+    """
+
+    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-]+$", description="names the file and the index column")
+    columns: tuple[str, ...] = Field(min_length=1)
+    slides: tuple[str, ...] = ()
+
+
 class Schema(Settings):
     """What the columns of a log mean."""
 
@@ -84,6 +96,7 @@ class Schema(Settings):
     time: str | None = Field(None, description="integers that grow with time, or timestamps")
     user: str | None = Field(None, description="groups samples for per-user metrics and splits by user")
     weight: str | None = Field(None, description="the weight of a sample in the loss")
+    groups: tuple[Repeats, ...] | None = Field(None, description="what repeats together; found by prepare if not given")
 
     @model_validator(mode="after")
     def _possible(self) -> Schema:
@@ -93,7 +106,25 @@ class Schema(Settings):
                 raise ValueError(f'the {what} "{twice[0]}" stands twice; each needs its own name')
         if not self.features and not self.dense:
             raise ValueError("there is neither a feature nor a dense column to learn from")
+        self._check_groups()
         return self
+
+    def _check_groups(self) -> None:
+        lists = {f.name for f in self.features if f.kind == "keys"}
+        known, grouped, named = {f.name for f in self.features} | set(self.dense), set[str](), set[str]()
+        for group in self.groups or ():
+            if group.name in named:
+                raise ValueError(f'two groups are called "{group.name}"; each needs its own name')
+            named.add(group.name)
+            for name in group.columns:
+                if name not in known:
+                    raise ValueError(f'group {group.name} names "{name}", no feature or dense column.{nearest(name, known)}')
+                if name in grouped:
+                    raise ValueError(f'"{name}" stands in two groups, or twice in one; it can repeat in one only')
+                grouped.add(name)
+            for name in group.slides:
+                if name not in group.columns or name not in lists:
+                    raise ValueError(f'group {group.name} lets "{name}" slide, which is no list feature of the group')
 
     @staticmethod
     def read(path: Path | str) -> Schema:
