@@ -103,6 +103,14 @@ void for_keys(const Piece& piece, bool guess, Body body) {
     }
 }
 
+// As for_keys, with the table's dim: body(i, part, hash, slot, dim).
+template <class Body>
+void for_rows(const Piece& piece, bool guess, Body body) {
+    with_dim(piece.request->store->shape().dim, [&](auto dim) {
+        for_keys(piece, guess, [&](size_t i, Part& part, uint64_t hash, uint32_t slot) { body(i, part, hash, slot, dim); });
+    });
+}
+
 inline void use(Part& part, uint32_t slot, uint32_t now) {
     part.touch(slot);
     Header& h = part.header(slot);
@@ -132,7 +140,7 @@ inline void admit_and_insert(Request& request, uint32_t now) {
             if (slot == kNoSlot)
                 slot = store.insert(part, r.keys[i], hash, r.row(i, dim));
             else
-                store.read_values(part, slot, r.row(i, dim));
+                store.read_values(part, slot, r.row(i, dim), dim);
             use(part, slot, now);
             r.slots[i] = slot;
         }
@@ -145,11 +153,10 @@ inline void fetch(std::vector<Request>& requests, uint32_t now) {
         const Request& r = *piece.request;
         const Store& store = *r.store;
         const bool at_once = store.inserts_at_once();
-        const size_t dim = store.shape().dim;
-        for_keys(piece, false, [&](size_t i, Part& part, uint64_t hash, uint32_t slot) {
+        for_rows(piece, false, [&](size_t i, Part& part, uint64_t hash, uint32_t slot, auto dim) {
             if (slot != kNoSlot && store.expired(part.header(slot), now)) slot = kNoSlot;
             if (slot != kNoSlot) {
-                store.read_values(part, slot, r.row(i, dim));
+                store.read_values(part, slot, r.row(i, dim), dim);
                 use(part, slot, now);
             } else if (at_once) {
                 slot = store.insert(part, r.keys[i], hash, r.row(i, dim));
@@ -169,12 +176,11 @@ inline void read(std::vector<Request>& requests, uint32_t now) {
     for_pieces(cut(requests), [&](const Piece& piece) {
         const Request& r = *piece.request;
         const Store& store = *r.store;
-        const size_t dim = store.shape().dim;
-        for_keys(piece, false, [&](size_t i, Part& part, uint64_t, uint32_t slot) {
+        for_rows(piece, false, [&](size_t i, Part& part, uint64_t, uint32_t slot, auto dim) {
             if (slot == kNoSlot || store.expired(part.header(slot), now))
                 store.initial_values(r.keys[i], r.row(i, dim));
             else
-                store.read_values(part, slot, r.row(i, dim));
+                store.read_values(part, slot, r.row(i, dim), dim);
         });
     });
 }
@@ -185,11 +191,10 @@ inline void update(std::vector<Request>& requests) {
     for_pieces(cut(requests), [&](const Piece& piece) {
         const Request& r = *piece.request;
         const Store& store = *r.store;
-        const size_t dim = store.shape().dim;
-        std::vector<float> scratch(3 * dim);
-        for_keys(piece, r.slots != nullptr, [&](size_t i, Part& part, uint64_t, uint32_t slot) {
+        std::vector<float> scratch(3 * store.shape().dim);
+        for_rows(piece, r.slots != nullptr, [&](size_t i, Part& part, uint64_t, uint32_t slot, auto dim) {
             if (slot == kNoSlot) return;
-            store.update(part, slot, r.step, r.gradient(i, dim, scratch.data() + 2 * dim), scratch.data());
+            store.update(part, slot, r.step, r.gradient(i, dim, scratch.data() + 2 * dim), scratch.data(), dim);
         });
     });
 }

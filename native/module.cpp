@@ -1,5 +1,5 @@
 // The Python face of the native core. Arrays come in as NumPy arrays and are worked on in place; every call that
-// touches rows releases the GIL. src/hotrow/store and src/hotrow/embeddings.py are its only users.
+// touches rows releases the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -7,38 +7,19 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "arrays.hpp"
 #include "batch.hpp"
+#include "counts.hpp"
 #include "grouping.hpp"
+#include "keymap.hpp"
 #include "pooling.hpp"
 #include "store.hpp"
 #include "threads.hpp"
+#include "windows_face.hpp"
 
-namespace nb = nanobind;
 using namespace hotrow;
 
 namespace {
-
-template <class T>
-using In = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-template <class T>
-using Out = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using OutMatrix = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using InMatrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-template <class T>
-using Array = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
-
-template <class T>
-Array<T> view(T* data, size_t n, nb::handle owner) {
-    return Array<T>(data, {n}, owner);
-}
-
-// Moves a vector into a NumPy array that owns it.
-template <class T>
-Array<T> give(std::vector<T>&& from) {
-    auto* kept = new std::vector<T>(std::move(from));
-    nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-    return Array<T>(kept->data(), {kept->size()}, owner);
-}
 
 // Where the rows of a fetch were found: a guess that spares the update a second search.
 struct Slots {
@@ -217,11 +198,26 @@ void import_columns(Store& store, const In<int64_t>& keys, const In<uint8_t>& va
     import_rows(std::move(r), in);
 }
 
+// Refuses bags that do not lie within a group's values; begins may be null.
+void check_bags(const int64_t* offsets, const int64_t* begins, size_t bags, size_t values) {
+    const auto size = static_cast<int64_t>(values);
+    int64_t least = offsets[0];  // below zero if a bag begins or ends where it cannot
+    for (size_t b = 0; b < bags; ++b) least = std::min(least, offsets[b + 1] - offsets[b]);
+    if (begins == nullptr)
+        least = std::min(least, size - offsets[bags]);
+    else
+        for (size_t b = 0; b < bags; ++b)
+            least = std::min({least, begins[b], size - (offsets[b + 1] - offsets[b]) - begins[b]});
+    if (least < 0) throw std::invalid_argument("offsets, begins and values of a group do not fit together");
+}
+
 BatchGrouping* make_grouping(const Layout& layout, std::vector<In<int64_t>> values, std::vector<In<int64_t>> offsets,
-                             std::vector<std::optional<In<float>>> weights) {
+                             std::vector<std::optional<In<float>>> weights,
+                             std::optional<std::vector<std::optional<In<int64_t>>>> begins) {
     const size_t n = layout.groups.size();
-    if (values.size() != n || offsets.size() != n || weights.size() != n)
-        throw std::invalid_argument("each group needs values, offsets and weights or None");
+    if (!begins) begins.emplace(n);
+    if (values.size() != n || offsets.size() != n || weights.size() != n || begins->size() != n)
+        throw std::invalid_argument("each group needs values and offsets, and weights and begins or None");
     auto out = std::make_unique<BatchGrouping>();
     std::vector<GroupInput> inputs;
     for (size_t g = 0; g < n; ++g) {
@@ -229,16 +225,15 @@ BatchGrouping* make_grouping(const Layout& layout, std::vector<In<int64_t>> valu
         if (features == 0 || offsets[g].size() == 0 || (offsets[g].size() - 1) % features != 0)
             throw std::invalid_argument("a group needs features x samples + 1 offsets");
         const size_t samples = (offsets[g].size() - 1) / features;
-        const int64_t* at = offsets[g].data();
-        const size_t bags = features * samples;
-        int64_t least = 0;  // the shortest bag: below zero if offsets decrease
-        for (size_t b = 0; b < bags; ++b) least = std::min(least, at[b + 1] - at[b]);
-        if (least < 0 || at[0] < 0 || static_cast<size_t>(at[bags]) > values[g].size() ||
-            (weights[g] && weights[g]->size() < values[g].size()))
-            throw std::invalid_argument("offsets, values and weights of a group do not fit together");
-        inputs.push_back({values[g].data(), offsets[g].data(), weights[g] ? weights[g]->data() : nullptr, samples});
+        const auto& from = (*begins)[g];
+        if (from && from->size() != features * samples) throw std::invalid_argument("each bag needs a begin");
+        if (weights[g] && weights[g]->size() < values[g].size()) throw std::invalid_argument("each value needs a weight");
+        check_bags(offsets[g].data(), from ? from->data() : nullptr, features * samples, values[g].size());
+        inputs.push_back({values[g].data(), offsets[g].data(), weights[g] ? weights[g]->data() : nullptr,
+                          from ? from->data() : nullptr, samples});
         out->arrays.push_back(std::move(values[g]));
         out->arrays.push_back(std::move(offsets[g]));
+        if (from) out->arrays.push_back(*from);
     }
     out->weights = std::move(weights);
     nb::gil_scoped_release release;
@@ -276,6 +271,15 @@ void bind_store(nb::module_& m) {
              },
              nb::arg("keys"), nb::arg("out").noconvert())
         .def("import_columns", &import_columns)
+        .def("rows_of",
+             [](Store& s, const In<int64_t>& keys, bool erase) {
+                 Columns c;
+                 {
+                     nb::gil_scoped_release release;
+                     c = s.rows_of(keys.data(), keys.size(), erase);
+                 }
+                 return columns(std::move(c), s.shape().bf16);
+             })
         .def(
             "begin_snapshot", [](Store& s, int cut) { s.begin_snapshot(static_cast<Cut>(cut)); },
             nb::call_guard<nb::gil_scoped_release>())
@@ -323,7 +327,8 @@ void bind_grouping(nb::module_& m) {
                      }
                  }
              })
-        .def("group", &make_grouping, nb::rv_policy::take_ownership, nb::arg("values"), nb::arg("offsets"), nb::arg("weights"));
+        .def("group", &make_grouping, nb::rv_policy::take_ownership, nb::arg("values"), nb::arg("offsets"), nb::arg("weights"),
+             nb::arg("begins") = nb::none());
 
     const auto unique = [](nb::handle self, size_t t) -> Unique& {
         return nb::cast<BatchGrouping&>(self).grouping->tables.at(t);
@@ -341,6 +346,33 @@ void bind_grouping(nb::module_& m) {
              [unique](nb::handle self, size_t t) {
                  return view(unique(self, t).starts.data(), unique(self, t).count + 1, self);
              })
+        .def("windows",
+             [](nb::handle self, size_t sequence) -> std::optional<nb::tuple> {
+                 const Stretches* w = nb::cast<BatchGrouping&>(self).grouping->stretches_of_sequence(sequence);
+                 if (w == nullptr) return std::nullopt;
+                 return nb::make_tuple(w->stored, view(const_cast<int64_t*>(w->begins.data()), w->begins.size(), self));
+             })
+        .def("place",
+             [](const BatchGrouping& b, const std::vector<const KeyMap*>& maps, const std::vector<int32_t>& first,
+                const std::vector<size_t>& segments, const std::vector<int32_t>& behind) {
+                 const size_t tables = b.grouping->tables.size();
+                 std::vector<Home> homes;
+                 for (size_t t = 0; t < tables && first.size() == tables && segments.size() == tables; ++t)
+                     homes.push_back({first[t], segments[t]});
+                 if (maps.size() != tables || homes.size() != tables ||
+                     std::any_of(homes.begin(), homes.end(), [&](const Home& h) { return h.segment >= behind.size(); }))
+                     throw std::invalid_argument("each table needs its map, its first slot and its segment");
+                 Placed placed;
+                 {
+                     nb::gil_scoped_release release;
+                     placed = place(*b.grouping, maps, homes, behind);
+                 }
+                 nb::list others;
+                 for (auto& keys : placed.others) others.append(give(std::move(keys)));
+                 return nb::make_tuple(give(std::move(placed.slots)), give(std::move(placed.held)), others,
+                                       placed.hits);
+             },
+             nb::arg("maps"), nb::arg("first"), nb::arg("segments"), nb::arg("behind"))
         .def("forward",
              [](const BatchGrouping& g, const In<float>& rows, const std::vector<std::optional<OutMatrix>>& out) {
                  if (rows.size() < g.grouping->row_starts.back()) throw std::invalid_argument("too few rows");
@@ -381,6 +413,91 @@ void bind_grouping(nb::module_& m) {
     });
 }
 
+void bind_keymap(nb::module_& m) {
+    nb::class_<KeyMap>(m, "KeyMap")
+        .def("__init__",
+             [](KeyMap* self, const In<int64_t>& keys) {
+                 nb::gil_scoped_release release;
+                 new (self) KeyMap(keys.data(), keys.size());
+             })
+        .def("__len__", &KeyMap::size)
+        .def_prop_ro("keys", [](nb::handle self) {
+            const auto& keys = nb::cast<const KeyMap&>(self).keys();
+            return view(keys.data(), keys.size(), self);
+        })
+        .def("find", [](const KeyMap& map, const In<int64_t>& keys) {
+            std::vector<int32_t> out(keys.size());
+            {
+                nb::gil_scoped_release release;
+                map.find(keys.data(), keys.size(), out.data());
+            }
+            return give(std::move(out));
+        });
+}
+
+void bind_counts(nb::module_& m) {
+    m.def("hash_keys", [](const In<int64_t>& keys) {
+        std::vector<uint64_t> out(keys.size());
+        {
+            nb::gil_scoped_release release;
+            std::transform(keys.data(), keys.data() + keys.size(), out.begin(), hash_key);
+        }
+        return give(std::move(out));
+    });
+    nb::class_<Counts>(m, "Counts")
+        .def(nb::init<size_t>(), nb::arg("limit"))
+        .def("add",
+             [](Counts& c, const In<int64_t>& keys, const std::optional<In<int64_t>>& times) {
+                 if (times && times->size() != keys.size()) throw std::invalid_argument("each key needs its times");
+                 nb::gil_scoped_release release;
+                 c.add(keys.data(), times ? times->data() : nullptr, keys.size());
+             },
+             nb::arg("keys"), nb::arg("times").none() = nb::none())
+        .def("merge",
+             [](Counts& c, const In<int64_t>& keys, const In<int64_t>& counts, int64_t total, int64_t error,
+                const In<uint8_t>& registers) {
+                 const size_t size = registers.size();
+                 if (counts.size() != keys.size() || (size != 0 && size != size_t{1} << Counts::kRegisterBits))
+                     throw std::invalid_argument("keys, counters and registers do not fit together");
+                 nb::gil_scoped_release release;
+                 c.merge(keys.data(), counts.data(), keys.size(), total, error, size == 0 ? nullptr : registers.data());
+             })
+        .def("of",
+             [](const Counts& c, const In<int64_t>& keys) {
+                 std::vector<int64_t> out(keys.size());
+                 {
+                     nb::gil_scoped_release release;
+                     c.of(keys.data(), keys.size(), out.data());
+                 }
+                 return give(std::move(out));
+             })
+        .def("above",
+             [](const Counts& c, int64_t least) {
+                 std::pair<std::vector<int64_t>, std::vector<int64_t>> found;
+                 {
+                     nb::gil_scoped_release release;
+                     found = c.above(least);
+                 }
+                 return nb::make_tuple(give(std::move(found.first)), give(std::move(found.second)));
+             })
+        .def("classes",
+             [](const Counts& c) {
+                 CountClasses found;
+                 {
+                     nb::gil_scoped_release release;
+                     found = c.classes();
+                 }
+                 return nb::make_tuple(give(std::move(found.counts)), give(std::move(found.keys)));
+             })
+        .def("registers", [](const Counts& c) { return give(c.registers()); })
+        .def_prop_ro("limit", &Counts::limit)
+        .def_prop_ro("used", &Counts::used)
+        .def_prop_ro("exact", &Counts::exact)
+        .def_prop_ro("bytes", &Counts::bytes)
+        .def_prop_ro("total", &Counts::total)
+        .def_prop_ro("error", &Counts::error);
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -390,4 +507,7 @@ NB_MODULE(_native, m) {
     nb::set_leak_warnings(false);  // torch keeps references past the end of the interpreter
     bind_store(m);
     bind_grouping(m);
+    bind_keymap(m);
+    bind_counts(m);
+    bind_windows(m);
 }

@@ -3,6 +3,9 @@
 // The rows of all tables lie in one flat array, table after table: rows[U_0 * D_0 + ...]. A group's pooled features go to
 // one matrix [S, sum of dims]; a sequence feature goes to a matrix [lookups, D] of its own. On the way back the
 // gradient of a row is summed by one thread, over its lookups in their order, straight from the matrices' gradients.
+//
+// Bags may be windows that overlap (stretches.hpp). A stored key is then hashed once however many windows it lies in. A sequence
+// has one row for each stored key, which all its windows share; for a pooled feature lookups are laid out per window.
 #pragma once
 
 #include <algorithm>
@@ -12,6 +15,7 @@
 
 #include "grouping.hpp"
 #include "rows.hpp"
+#include "stretches.hpp"
 
 namespace hotrow {
 
@@ -27,8 +31,9 @@ struct FeatureSpec {
 struct GroupInput {
     const int64_t* values;
     const int64_t* offsets;
-    const float* weights;  // may be null
-    size_t samples;        // unique ones
+    const float* weights;   // may be null
+    const int64_t* begins;  // of windows; null: bags stand one after another
+    size_t samples;         // unique ones
 };
 
 // A feature of this batch: where its lookups stand among its table's and where its result goes.
@@ -43,8 +48,22 @@ struct FeatureView {
     size_t at;      // its first lookup among the table's
     size_t matrix;  // which result matrix
     size_t column;  // and where in a row of it
+    const int64_t* begins;  // [samples], into the group's values; null: no windows
+    std::unique_ptr<const Stretches> stretches = nullptr;  // what the windows lie in, where there are some
 
-    size_t lookups() const { return static_cast<size_t>(offsets[samples] - offsets[0]); }
+    size_t bag_keys() const { return static_cast<size_t>(offsets[samples] - offsets[0]); }
+    bool shares_rows() const { return stretches != nullptr && pooling == Pooling::sequence; }
+    size_t lookups() const { return shares_rows() ? stretches->stored : bag_keys(); }
+
+    // The keys to hash.
+    const int64_t* keys() const { return stretches != nullptr ? stretches->keys : values + offsets[0]; }
+    size_t hashed() const { return stretches != nullptr ? stretches->stored : bag_keys(); }
+
+    // The weight of the key at p of the offsets, in the bag of sample s.
+    float weight(size_t s, int64_t p) const {
+        if (weights == nullptr) return 1.0f;
+        return weights[begins == nullptr ? p : begins[s] + (p - offsets[s])];
+    }
 
     // Whether these samples have exactly one key each.
     bool regular(size_t first, size_t last) const {
@@ -100,7 +119,7 @@ public:
         : dims_(std::move(dims)) {
         lay_out(groups, inputs);
         std::vector<std::vector<std::pair<const int64_t*, size_t>>> segments(dims_.size());
-        for (const FeatureView& f : features_) segments[f.table].push_back({f.values + f.offsets[0], f.lookups()});
+        for (const FeatureView& f : features_) segments[f.table].push_back({f.keys(), f.hashed()});
         std::vector<std::vector<int64_t>> joined(dims_.size());
         std::vector<std::pair<const int64_t*, size_t>> sets;
         for (size_t t = 0; t < dims_.size(); ++t) {
@@ -112,6 +131,7 @@ public:
             sets.push_back({joined[t].data(), joined[t].size()});
         }
         tables = dedup_all(sets);
+        lay_out_windows();
         row_starts.assign(1, 0);
         for (size_t t = 0; t < dims_.size(); ++t) row_starts.push_back(row_starts[t] + tables[t].count * dims_[t]);
     }
@@ -144,14 +164,19 @@ public:
             Addresses::Table& to = out.tables[f.table];
             if (to.base != nullptr) return;
             const Matrix& m = matrices[f.matrix];
+            if (f.pooling == Pooling::sequence) {
+                for (size_t at = row_of(f, first); at < row_of(f, last); ++at) {
+                    to.places[f.at + at] = m.data + at * m.width;
+                    if (to.factors.size() != 0) to.factors[f.at + at] = 1.0f;
+                }
+                return;
+            }
             for (size_t s = first; s < last; ++s) {
                 const float share = mean_factor(f, s);
                 for (int64_t p = f.offsets[s]; p < f.offsets[s + 1]; ++p) {
-                    const auto at = static_cast<size_t>(p - f.offsets[0]);
-                    const size_t row = f.pooling == Pooling::sequence ? at : s;
-                    to.places[f.at + at] = m.data + row * m.width + f.column;
-                    if (to.factors.size() != 0)
-                        to.factors[f.at + at] = f.pooling == Pooling::sequence ? 1.0f : weight(f, p) * share;
+                    const size_t at = f.at + static_cast<size_t>(p - f.offsets[0]);
+                    to.places[at] = m.data + s * m.width + f.column;
+                    if (to.factors.size() != 0) to.factors[at] = f.weight(s, p) * share;
                 }
             }
         });
@@ -161,14 +186,14 @@ public:
     void forward(const float* rows, const std::vector<Matrix>& out) const {
         for_blocks([&](const FeatureView& f, size_t first, size_t last) {
             const float* table = rows + row_starts[f.table];
-            const int32_t* inverse = tables[f.table].inverse.data() + f.at - f.offsets[0];
             const Matrix& m = out[f.matrix];
             if (f.pooling == Pooling::sequence) {
-                for (int64_t p = f.offsets[first]; p < f.offsets[last]; ++p)
-                    copy_floats(m.data + static_cast<size_t>(p - f.offsets[0]) * m.width,
-                                table + static_cast<size_t>(inverse[p]) * f.dim, f.dim);
+                const int32_t* row = tables[f.table].inverse.data() + f.at;
+                for (size_t at = row_of(f, first); at < row_of(f, last); ++at)
+                    copy_floats(m.data + at * m.width, table + static_cast<size_t>(row[at]) * f.dim, f.dim);
                 return;
             }
+            const int32_t* inverse = tables[f.table].inverse.data() + f.at - f.offsets[0];
             if (f.weights == nullptr && f.regular(first, last)) {
                 for (size_t s = first; s < last; ++s)
                     copy_floats(m.data + s * m.width + f.column,
@@ -182,7 +207,7 @@ public:
                 const float share = mean_factor(f, s);
                 for (int64_t p = begin; p < end; ++p) {
                     const float* row = table + static_cast<size_t>(inverse[p]) * f.dim;
-                    const float w = weight(f, p) * share;
+                    const float w = f.weight(s, p) * share;
                     p == begin ? copy(to, row, w, f.dim) : add(to, row, w, f.dim);
                 }
             }
@@ -195,17 +220,16 @@ public:
         for_ranges([&](size_t t, size_t first, size_t last) {
             for (size_t u = first; u < last; ++u) {
                 float* to = row_grads + row_starts[t] + u * dims_[t];
-                if (const float* sum = sum_gradient(from, t, u, to); sum != to) copy_floats(to, sum, dims_[t]);
+                if (const float* sum = sum_gradient(from, t, u, to, dims_[t]); sum != to) copy_floats(to, sum, dims_[t]);
             }
         });
     }
 
     // The gradient of one row: the sum over its lookups, in their order, in `to`; or where it stands, if there is one.
-    const float* sum_gradient(const Addresses& from, size_t t, size_t u, float* to) const {
+    const float* sum_gradient(const Addresses& from, size_t t, size_t u, float* to, size_t dim) const {
         constexpr int32_t kAhead = 12;  // gradients stand far apart: ask for them early
         const Unique& unique = tables[t];
         const Addresses::Table& table = from.tables[t];
-        const size_t dim = dims_[t];
         const auto lookups = static_cast<int32_t>(unique.lookups);
         const int32_t begin = unique.starts[u], end = unique.starts[u + 1];
         for (int32_t k = begin; k < end; ++k) {
@@ -227,10 +251,46 @@ public:
         }
     }
 
+    // How many lookups all features have together.
+    size_t lookups() const {
+        size_t total = 0;
+        for (const FeatureView& f : features_) total += f.lookups();
+        return total;
+    }
+
+    // From a number of each unique key to that of each lookup: the pooled features in the order of the batch's groups, then
+    // the sequences. Features write ranges of their own.
+    void spread_numbers(const std::vector<std::vector<int32_t>>& of_table, int32_t* out) const {
+        std::vector<std::pair<const FeatureView*, size_t>> ranges;
+        size_t begin = 0;
+        for (const bool sequences : {false, true})
+            for (const FeatureView& f : features_)
+                if ((f.pooling == Pooling::sequence) == sequences) {
+                    ranges.push_back({&f, begin});
+                    begin += f.lookups();
+                }
+        parallel_for(ranges.size(), [&](size_t k) {
+            const auto& [f, at] = ranges[k];
+            const int32_t* inverse = tables[f->table].inverse.data() + f->at;
+            const int32_t* numbers = of_table[f->table].data();
+            for (size_t i = 0; i < f->lookups(); ++i) out[at + i] = numbers[inverse[i]];
+        });
+    }
+
+    // What the windows of the nth sequence lie in, in the order of the batch's groups; null if it has none.
+    const Stretches* stretches_of_sequence(size_t n) const {
+        for (const FeatureView& f : features_)
+            if (f.pooling == Pooling::sequence && n-- == 0) return f.stretches.get();
+        throw std::invalid_argument("there is no such sequence");
+    }
+
 private:
     void lay_out(const std::vector<std::vector<FeatureSpec>>& groups, const std::vector<GroupInput>& inputs) {
         std::vector<size_t> at(dims_.size(), 0);
         size_t matrices = groups.size();  // pooled ones first, one a group; then one for each sequence
+        size_t count = 0;
+        for (const auto& group : groups) count += group.size();
+        features_.reserve(count);
         for (size_t g = 0; g < groups.size(); ++g) {
             size_t column = 0;
             const GroupInput& in = inputs[g];
@@ -238,7 +298,9 @@ private:
                 const FeatureSpec& spec = groups[g][k];
                 if (spec.table == kNoTable) continue;
                 FeatureView f{spec.table, dims_[spec.table], spec.pooling, in.values, in.offsets + k * in.samples,
-                              in.weights, in.samples, g, at[spec.table], g, 0};
+                              in.weights, in.samples, g, at[spec.table], g, 0,
+                              in.begins == nullptr ? nullptr : in.begins + k * in.samples};
+                if (f.begins != nullptr) f.stretches = std::make_unique<Stretches>(f.values, f.begins, f.offsets, f.samples);
                 if (spec.pooling == Pooling::sequence) {
                     f.matrix = matrices++;
                 } else {
@@ -246,19 +308,38 @@ private:
                     column += f.dim;
                 }
                 at[spec.table] += f.lookups();
-                features_.push_back(f);
+                features_.push_back(std::move(f));
             }
         }
     }
 
-    static float weight(const FeatureView& f, int64_t p) { return f.weights == nullptr ? 1.0f : f.weights[p]; }
+    // From one lookup a stored key to one for each window that has it, for pooled features of windows.
+    void lay_out_windows() {
+        const auto per_window = [](const FeatureView& f) { return f.stretches != nullptr && !f.shares_rows(); };
+        if (std::none_of(features_.begin(), features_.end(), per_window)) return;
+        std::vector<std::vector<Spread>> parts(tables.size());
+        for (const FeatureView& f : features_)
+            parts[f.table].push_back({f.hashed(), f.lookups(), per_window(f) ? f.stretches->begins.data() : nullptr, f.offsets,
+                                      f.samples});
+        parallel_for(tables.size(), [&](size_t t) {  // each its own table
+            if (std::any_of(parts[t].begin(), parts[t].end(), [](const Spread& p) { return p.begins != nullptr; }))
+                tables[t] = spread(std::move(tables[t]), parts[t]);
+        });
+    }
+
+    // Where a block of a sequence's rows begins that goes with the block of samples from s on. Rows that windows share
+    // belong to no sample in particular: they are dealt out evenly.
+    static size_t row_of(const FeatureView& f, size_t s) {
+        if (f.stretches == nullptr) return static_cast<size_t>(f.offsets[s] - f.offsets[0]);
+        return f.stretches->stored * s / f.samples;
+    }
 
     // What a mean divides by: the number of keys, or the sum of their weights.
     static float mean_factor(const FeatureView& f, size_t s) {
         const int64_t begin = f.offsets[s], end = f.offsets[s + 1];
         if (f.pooling != Pooling::mean || (f.weights == nullptr && end - begin <= 1)) return 1.0f;
         float total = 0;
-        for (int64_t p = begin; p < end; ++p) total += weight(f, p);
+        for (int64_t p = begin; p < end; ++p) total += f.weight(s, p);
         return total == 0.0f ? 0.0f : 1.0f / total;
     }
 

@@ -8,10 +8,24 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "hash.hpp"
 
 namespace hotrow {
+
+// Calls body(dim), the usual dims as constants: the compiler then unrolls every loop over a row.
+template <class Body>
+void with_dim(size_t dim, Body body) {
+    switch (dim) {
+        case 8: return body(std::integral_constant<size_t, 8>{});
+        case 16: return body(std::integral_constant<size_t, 16>{});
+        case 32: return body(std::integral_constant<size_t, 32>{});
+        case 64: return body(std::integral_constant<size_t, 64>{});
+        case 128: return body(std::integral_constant<size_t, 128>{});
+        default: return body(dim);
+    }
+}
 
 inline float from_bf16(uint16_t x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); }
 

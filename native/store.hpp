@@ -64,7 +64,7 @@ struct Request {
     // The gradient of keys[i]'s row; scratch has room for it.
     const float* gradient(size_t i, size_t dim, float* scratch) const {
         if (addresses == nullptr) return row(i, dim);
-        return grouping->sum_gradient(*addresses, table, position(i), scratch);
+        return grouping->sum_gradient(*addresses, table, position(i), scratch, dim);
     }
 };
 
@@ -144,11 +144,12 @@ public:
             for (size_t j = 0; j < s.dim; ++j) out[j] = from_bf16(nearest_bf16(out[j]));
     }
 
-    void read_values(const Part& part, uint32_t slot, float* out) const {
+    // `dim` is the shape's, here and below: given, so that it may be a constant.
+    void read_values(const Part& part, uint32_t slot, float* out, size_t dim) const {
         if (shape().bf16)
-            widen(reinterpret_cast<const uint16_t*>(part.values(slot)), out, shape().dim);
+            widen(reinterpret_cast<const uint16_t*>(part.values(slot)), out, dim);
         else
-            copy_floats(out, reinterpret_cast<const float*>(part.values(slot)), shape().dim);
+            copy_floats(out, reinterpret_cast<const float*>(part.values(slot)), dim);
     }
 
     uint32_t insert(Part& part, int64_t key, uint64_t hash, float* values) const {
@@ -163,22 +164,21 @@ public:
     }
 
     // scratch has room for 2 dim floats.
-    void update(Part& part, uint32_t slot, const Step& step, const float* grad, float* scratch) const {
-        const Shape& s = shape();
+    void update(Part& part, uint32_t slot, const Step& step, const float* grad, float* scratch, size_t dim) const {
         part.touch(slot);
         Header& h = part.header(slot);
         const bool first = h.clock == 0;
         ++h.clock;
-        if (!s.bf16) {
+        if (!shape().bf16) {
             auto* row = reinterpret_cast<float*>(part.values(slot));
-            update_row(settings_.optimizer, step, row, part.state(slot), grad, scratch, s.dim, first);
+            update_row(settings_.optimizer, step, row, part.state(slot), grad, scratch, dim, first);
             return;
         }
         auto* stored = reinterpret_cast<uint16_t*>(part.values(slot));
-        float* row = scratch + s.dim;
-        widen(stored, row, s.dim);
-        update_row(settings_.optimizer, step, row, part.state(slot), grad, scratch, s.dim, first);
-        round_stochastic(row, stored, s.dim, h.key, h.clock);
+        float* row = scratch + dim;
+        widen(stored, row, dim);
+        update_row(settings_.optimizer, step, row, part.state(slot), grad, scratch, dim, first);
+        round_stochastic(row, stored, dim, h.key, h.clock);
     }
 
     // Decides which of the keys without a row get one (their slot becomes kInsert) and makes room for them.
@@ -223,6 +223,26 @@ public:
         const uint32_t slot = part.find(key, hash);
         if (slot != kNoSlot) part.erase(slot);
         return slot != kNoSlot;
+    }
+
+    // The rows of those of these keys that have one, in their order; with `erase` they are gone afterwards.
+    Columns rows_of(const int64_t* keys, size_t n, bool erase) {
+        constexpr size_t kAhead = 16;
+        const PartLocks locks(*this);
+        Columns out;
+        for (size_t i = 0; i < n; ++i) {
+            if (i + kAhead < n) {
+                const uint64_t next = hash_key(keys[i + kAhead]);
+                parts_[part_of(next)].prefetch_bucket(next);
+            }
+            const uint64_t hash = hash_key(keys[i]);
+            Part& part = parts_[part_of(hash)];
+            const uint32_t slot = part.find(keys[i], hash);
+            if (slot == kNoSlot) continue;
+            append(out, reinterpret_cast<const std::byte*>(&part.header(slot)));
+            if (erase) part.erase(slot);
+        }
+        return out;
     }
 
     // ---- snapshots: begin at a moment, then read chunk after chunk while others go on, then end ----

@@ -1,6 +1,7 @@
 """Hypothesis strategies for tables, features and batches of every shape the embeddings must handle."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from hypothesis import strategies as st
@@ -47,7 +48,7 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn, steps: int = 3, optimizers: st.SearchStrategy = OPTIMIZERS) -> Case:
-    """Any optimizer; features pooled, weighted or sequences, several a table; groups with and without inverse."""
+    """Any optimizer; features pooled, weighted or sequences, several a table; groups that repeat, slide, or neither."""
     dims = st.integers(1, 20)
     inits = st.sampled_from([Uniform(scale=0.2), Normal(std=0.1)])
     tables = [
@@ -64,28 +65,45 @@ def cases(draw: st.DrawFn, steps: int = 3, optimizers: st.SearchStrategy = OPTIM
             table = draw(st.sampled_from(tables)).name
             features.append(Feature(name=name, table=table, pooling=draw(st.sampled_from(poolings))))
             names.append(name)
-        groups.append((tuple(names), weighted, draw(st.booleans())))
-    return Case(tables, features, [draw(_batches(groups)) for _ in range(steps)])
+        groups.append(GroupShape(tuple(names), weighted, draw(st.booleans()), draw(st.booleans())))
+    return Case(tables, features, [draw(batches(groups)) for _ in range(steps)])
+
+
+class GroupShape(NamedTuple):
+    """What a drawn group has: features, and whether weights, repeated samples and windows that overlap."""
+
+    names: tuple[str, ...]
+    weighted: bool
+    inverted: bool
+    windowed: bool
+    single: tuple[str, ...] = ()
+    """Features with exactly one key a sample."""
 
 
 @st.composite
-def _batches(draw: st.DrawFn, groups: list[tuple[tuple[str, ...], bool, bool]]) -> Batch:
+def batches(draw: st.DrawFn, groups: list[GroupShape], keys: st.SearchStrategy[int] = KEYS) -> Batch:
+    """One to six samples, bags of up to four keys."""
     size = draw(st.integers(1, 6))
-    made = []
-    for names, weighted, inverted in groups:
-        inverse, unique = None, size
-        if inverted:  # every unique sample is someone's
-            drawn = torch.tensor(draw(st.lists(st.integers(0, 4), min_size=size, max_size=size)))
-            found, inverse = torch.unique(drawn, return_inverse=True)
-            unique = len(found)
-        bags = draw(st.lists(st.lists(KEYS, max_size=4), min_size=unique * len(names), max_size=unique * len(names)))
-        values = torch.tensor([k for bag in bags for k in bag], dtype=torch.int64)
-        offsets = torch.tensor([0] + [len(bag) for bag in bags], dtype=torch.int64).cumsum(0)
+    return Batch(tuple(draw(_groups(shape, size, keys)) for shape in groups))
+
+
+@st.composite
+def _groups(draw: st.DrawFn, shape: GroupShape, size: int, keys: st.SearchStrategy[int]) -> Group:
+    inverse, unique = None, size
+    if shape.inverted:  # every unique sample is someone's
+        drawn = torch.tensor(draw(st.lists(st.integers(0, 4), min_size=size, max_size=size)))
+        found, inverse = torch.unique(drawn, return_inverse=True)
+        unique = len(found)
+    shortest = [1 if name in shape.single else 0 for name in shape.names for _ in range(unique)]
+    lengths = [draw(st.integers(least, 4 - 3 * least)) for least in shortest]
+    offsets = torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0)
+    begins, count = None, int(offsets[-1])
+    if shape.windowed:  # anywhere in the values: overlapping, with gaps, across features
+        count = draw(st.integers(max(lengths), max(lengths) + 6))
+        begins = torch.tensor([draw(st.integers(0, count - n)) for n in lengths], dtype=torch.int64)
+    values = torch.tensor(draw(st.lists(keys, min_size=count, max_size=count)), dtype=torch.int64)
+    weights = None
+    if shape.weighted:
         number = st.sampled_from([0.0, 0.5, 1.0, 2.0])
-        weights = (
-            torch.tensor(draw(st.lists(number, min_size=len(values), max_size=len(values))), dtype=torch.float32)
-            if weighted
-            else None
-        )
-        made.append(Group(names, values, offsets, inverse, weights))
-    return Batch(tuple(made))
+        weights = torch.tensor(draw(st.lists(number, min_size=count, max_size=count)), dtype=torch.float32)
+    return Group(shape.names, values, offsets, inverse, weights, begins)

@@ -11,7 +11,7 @@ import hotrow.bench
 from hotrow import __version__
 from hotrow.cli import main
 
-COMMANDS = ["demo", "synth", "prepare", "train", "evaluate", "inspect", "bench"]
+COMMANDS = ["demo", "synth", "prepare", "profile", "train", "evaluate", "inspect", "bench", "plan"]
 
 LOG = "click,user,item,price\n" + "".join(f"{i % 2},{i % 7},{i % 5 + i % 2},{i % 3}.5\n" for i in range(400))
 SCHEMA = """

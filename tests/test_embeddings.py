@@ -32,7 +32,7 @@ def results(embedded: Embedded) -> dict[str, Tensor]:
     found = {name: embedded.vector(name) for name in embedded.pooled_features}
     found |= {name + ".unique": embedded.unique(name)[0] for name in embedded.pooled_features}
     for name in embedded.sequence_features:
-        sequence = embedded.sequence(name)
+        sequence = embedded.sequence(name).apart()
         found[name] = sequence.values
         found[name + ".lengths"] = sequence.lengths
     return found
@@ -108,6 +108,60 @@ def test_deduplicated_and_expanded_batches_train_alike(case):
     for table in case.tables:
         keys = torch.cat([g.values for b in case.batches for g in b.groups])
         torch.testing.assert_close(ours.read(table.name, keys), other.read(table.name, keys), rtol=2e-5, atol=2e-6)
+
+
+@given(cases(steps=1))
+def test_gradients_of_shared_rows_are_the_same_bit_for_bit_where_sums_are_exact(case):
+    """With whole numbers for gradients and halves for weights no order of summation rounds: every term must show."""
+    features = [f.model_copy(update={"pooling": "sum"}) if f.pooling == "mean" else f for f in case.features]
+    (batch,) = case.batches
+    found = []
+    for form in (batch, batch.expand()):
+        ours = Embeddings(case.tables, features, seed=5)
+        lookup = ours.fetch(ours.group(form))
+        embedded = ours.embed(lookup).expand()
+        total = torch.zeros(())
+        for i, (name, result) in enumerate(sorted(results(embedded).items())):
+            if result.is_floating_point() and not name.endswith(".unique"):
+                total = total + (result * (torch.arange(result.numel()) % 7 - i).view_as(result)).sum()
+        total.backward()
+        flat, starts = lookup.gradients().flat, lookup.grouping.starts
+        for t, table in enumerate(case.tables):
+            order = np.argsort(lookup.grouping.keys(t))
+            found.append(lookup.grouping.keys(t)[order])
+            found.append(flat[starts[t] : starts[t + 1]].reshape(-1, table.dim)[order])
+    half = len(found) // 2
+    for one, other in zip(found[:half], found[half:], strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_a_module_may_ask_for_rows_on_unique_samples_apart_or_expanded():
+    ours = Embeddings(
+        [Table(name="t", dim=2)],
+        [Feature(name="user", table="t"), Feature(name="clicks", table="t", pooling="sequence")],
+    )
+    group = Group(
+        ("user", "clicks"),
+        torch.tensor([1, 2, 3, 4, 5, 6]),
+        torch.tensor([0, 1, 2, 4, 7]),
+        torch.tensor([0, 1, 1]),
+        None,
+        torch.tensor([0, 1, 2, 3]),
+    )
+    embedded = ours(Batch((group,)))
+    row = dict(zip(range(1, 7), ours.read("t", torch.arange(1, 7)), strict=True))
+    rows, inverse = embedded.unique("user")
+    assert torch.equal(rows, torch.stack([row[1], row[2]])) and inverse is group.inverse
+    assert torch.equal(embedded.expand().vector("user"), embedded.vector("user"))
+
+    clicks = embedded.sequence("clicks")
+    assert torch.equal(clicks.values, torch.stack([row[k] for k in (3, 4, 5, 6)])), "each stored key once"
+    assert clicks.starts.tolist() == [0, 1] and clicks.lengths.tolist() == [2, 3]
+    assert torch.equal(clicks.apart().values, torch.stack([row[k] for k in (3, 4, 4, 5, 6)]))
+    assert torch.equal(clicks.expand().values, torch.stack([row[k] for k in (3, 4, 4, 5, 6, 4, 5, 6)]))
+    assert clicks.expand().offsets.tolist() == [0, 2, 5, 8]
+    padded, mask = clicks.padded(2)
+    assert torch.equal(padded, torch.stack([row[k] for k in (3, 4, 5, 6)]).view(2, 2, 2)) and bool(mask.all())
 
 
 @given(cases())

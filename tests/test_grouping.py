@@ -48,6 +48,64 @@ def test_the_number_of_threads_changes_nothing():
     assert found[0] == found[1] == found[2]
 
 
+SUM, SEQUENCE = 0, 2
+
+
+def windows(*pooling: int) -> _native.Grouping:
+    """Features over the same windows, all of one table: keys 7 8 9 8, 6 lies in none, 5 9."""
+    values = np.array([0, 7, 8, 9, 8, 6, 5, 9])
+    begins, lengths = np.array([1, 2, 3, 6, 0]), np.array([3, 3, 0, 2, 0])
+    offsets = np.concatenate([[0], np.cumsum(np.tile(lengths, len(pooling)))])
+    layout = _native.Layout([2], [[(0, p) for p in pooling]])
+    return layout.group([values], [offsets], [None], [np.tile(begins, len(pooling))])
+
+
+def test_keys_that_windows_share_are_looked_up_once_and_those_in_none_never():
+    sequence = windows(SEQUENCE)
+    assert sequence.keys(0).tolist() == [7, 8, 9, 5]
+    assert sequence.inverse(0).tolist() == [0, 1, 2, 1, 3, 2], "one lookup a stored key"
+    stored, begins = sequence.windows(0)
+    assert stored == 6 and begins.tolist() == [0, 1, 0, 4, 0]
+    pooled = windows(SUM)
+    assert pooled.keys(0).tolist() == [7, 8, 9, 5]
+    assert pooled.inverse(0).tolist() == [0, 1, 2, 1, 2, 1, 3, 2], "a lookup for each key of each window"
+
+
+@pytest.mark.parametrize("pooling", [(SUM,), (SEQUENCE,), (SUM, SEQUENCE), (SEQUENCE, SUM, SUM)], ids=str)
+def test_lookups_of_windows_stay_grouped_by_their_key(pooling):
+    grouping = windows(*pooling)
+    inverse, starts = grouping.inverse(0), grouping.lookup_starts(0)
+    assert (grouping.order(0) == np.argsort(inverse, kind="stable")).all()
+    assert (np.diff(starts) == np.bincount(inverse)).all()
+    rows = np.array([[1, 2], [10, 20], [100, 200], [1000, 2000]], np.float32)
+    matrices, grads = [], []
+    if SUM in pooling:
+        matrices.append(np.full((5, 2 * pooling.count(SUM)), np.nan, np.float32))
+    else:
+        matrices.append(None)
+    matrices += [np.full((6, 2), np.nan, np.float32) for p in pooling if p == SEQUENCE]
+    grouping.forward(rows.reshape(-1), matrices)
+    if SUM in pooling:
+        assert matrices[0][:, :2].tolist() == [[111, 222], [120, 240], [0, 0], [1100, 2200], [0, 0]]
+    for sequence in matrices[1:]:
+        assert sequence[:, 0].tolist() == [1, 10, 100, 10, 1000, 100]
+    grads = [None if m is None else np.ones_like(m) for m in matrices]
+    summed = np.full(8, np.nan, np.float32)
+    grouping.backward(grads, summed)
+    uses = np.array([1, 3, 3, 1]) * pooling.count(SUM) + np.array([1, 2, 2, 1]) * pooling.count(SEQUENCE)
+    assert summed.reshape(4, 2)[:, 0].tolist() == uses.tolist()
+
+
+@pytest.mark.parametrize(
+    ("begins", "message"),
+    [([0], "each bag needs a begin"), ([0, 2], "do not fit together"), ([-1, 0], "do not fit together")],
+)
+def test_windows_outside_the_values_are_refused(begins, message):
+    layout = _native.Layout([1], [[(0, 0)]])
+    with pytest.raises(ValueError, match=message):
+        layout.group([np.arange(3)], [np.array([0, 2, 4])], [None], [np.array(begins)])
+
+
 @pytest.mark.parametrize(
     ("groups", "values", "offsets", "message"),
     [

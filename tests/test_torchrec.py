@@ -482,6 +482,15 @@ def test_a_deduplicated_tensor_comes_back_as_it_was(kjt: KeyedJaggedTensor) -> N
         assert [bag.tolist() for bag in whole[key].to_dense()] == dense
 
 
+def test_windows_that_overlap_are_spelled_out() -> None:
+    sliding = Group(
+        ("f",), torch.tensor([1, 2, 3]), torch.tensor([0, 2, 4]), torch.tensor([0, 1, 1]), None, torch.tensor([0, 1])
+    )
+    kept = ours.to_kjt(Batch((sliding,)), expand=False)
+    assert kept.values().tolist() == [1, 2, 2, 3] and kept.inverse_indices()[1].tolist() == [[0, 1, 1]]
+    assert ours.to_kjt(Batch((sliding,))).values().tolist() == [1, 2, 2, 3, 2, 3]
+
+
 def test_features_that_repeat_together_become_one_group() -> None:
     kjt = KeyedJaggedTensor(
         ["a", "b", "c"],

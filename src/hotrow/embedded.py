@@ -1,31 +1,66 @@
 """`Embedded`: what looking a batch up gives a model. Rows are on unique samples until someone asks otherwise.
 
 Pooled features of one group stand side by side in one tensor `[S, sum of dims]`, in the group's order, so
-that taking all of them together costs nothing. A sequence feature has one row for each key.
+that taking all of them together costs nothing. A sequence feature has one row for each stored key, and windows
+into them where sequences overlap. A module asks for the form it wants:
+
+    embedded.unique("user")         rows[S, D] and the inverse that expands them: compute on S samples, then
+    expand(rows, inverse)           [B, D]
+    embedded.sequence("clicks")     `JaggedRows`, on unique samples; .apart() without overlaps, .padded() as a tensor
+    embedded.vector("user")         [B, D], every sample
+    embedded.expand()               everything so, for modules that know nothing of unique samples
+    pairs(history, target)          what needs two groups is computed once for each distinct pair of their samples
+
+Samples that share a row add their gradients up where they are expanded, in the order of the samples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from hotrow.data.batch import ranges
 from hotrow.errors import BatchError, nearest
 
 
 @dataclass(frozen=True)
 class JaggedRows:
-    """A sequence feature: `values[L, D]` split at `offsets[S+1]` over unique samples; `inverse[B]` or None."""
+    """A sequence feature: `values[L, D]` split at `offsets[S+1]` over unique samples; `inverse[B]` or None.
+
+    With `begins[S]` a sequence begins there instead, sequences may overlap, and `offsets` only say how long they are.
+    """
 
     values: Tensor
     offsets: Tensor
     inverse: Tensor | None
+    begins: Tensor | None = None
 
     @property
     def lengths(self) -> Tensor:
         return self.offsets[1:] - self.offsets[:-1]
+
+    @property
+    def starts(self) -> Tensor:
+        """Where in `values` each unique sample's rows begin."""
+        return self.offsets[:-1] if self.begins is None else self.begins
+
+    def apart(self) -> JaggedRows:
+        """The same with sequences one after another: those that overlap are spelled out, samples are not."""
+        if self.begins is None:
+            return self
+        at, offsets = ranges(self.begins, self.lengths)
+        return JaggedRows(self.values.index_select(0, at), offsets, self.inverse)
+
+    def expand(self) -> JaggedRows:
+        """The same with every sample spelled out: no inverse and no overlap."""
+        if self.inverse is None:
+            return self.apart()
+        at, offsets = ranges(self.starts.index_select(0, self.inverse), self.lengths.index_select(0, self.inverse))
+        return JaggedRows(self.values.index_select(0, at), offsets, None)
 
     def padded(self, length: int | None = None) -> tuple[Tensor, Tensor]:
         """`rows[S, T, D]` with zeros behind the end and `mask[S, T]`, True where there is a row.
@@ -39,19 +74,23 @@ class JaggedRows:
         mask = torch.arange(t, device=lengths.device)[None, :] < kept[:, None]
         if len(self.values) == 0:
             return self.values.new_zeros(len(lengths), t, self.values.shape[1]), mask
-        at = (self.offsets[1:] - kept)[:, None] + torch.arange(t, device=lengths.device)[None, :]
+        at = (self.starts + lengths - kept)[:, None] + torch.arange(t, device=lengths.device)[None, :]
         rows = self.values[at.clamp(max=len(self.values) - 1)]
         return rows * mask[..., None].to(rows.dtype), mask
 
 
 @dataclass(frozen=True)
 class PooledGroup:
-    """The pooled features of one group: `rows[S, sum of dims]`, side by side, and the group's inverse."""
+    """Vectors of features that repeat together: `rows[S, sum of dims]`, side by side, and the group's inverse."""
 
     features: tuple[str, ...]
     dims: tuple[int, ...]
     rows: Tensor
     inverse: Tensor | None
+
+    def expand(self) -> PooledGroup:
+        """The same with a row for every sample."""
+        return replace(self, rows=expand(self.rows, self.inverse), inverse=None)
 
 
 class Embedded:
@@ -75,6 +114,11 @@ class Embedded:
     @property
     def sequence_features(self) -> tuple[str, ...]:
         return tuple(self._sequences)
+
+    @property
+    def groups(self) -> tuple[PooledGroup, ...]:
+        """The pooled features, group by group, on unique samples."""
+        return self._groups
 
     def __getitem__(self, feature: str) -> Tensor | JaggedRows:
         return self._sequences[feature] if feature in self._sequences else self.vector(feature)
@@ -103,6 +147,10 @@ class Embedded:
             return groups[0] if len(groups) == 1 else torch.cat(groups, dim=1)
         return torch.cat([self.vector(name) for name in names], dim=1)
 
+    def expand(self) -> Embedded:
+        """The same with every sample spelled out: no inverse anywhere, and no overlapping sequences."""
+        return Embedded([g.expand() for g in self._groups], {n: s.expand() for n, s in self._sequences.items()})
+
     def to(self, device: torch.device | str) -> Embedded:
         """The same on `device`; gradients find their way back. One inverse that several share stays one."""
         moved: dict[int, Tensor] = {}
@@ -112,7 +160,7 @@ class Embedded:
 
         pooled = [replace(g, rows=g.rows.to(device), inverse=move(g.inverse)) for g in self._groups]
         sequences = {
-            name: JaggedRows(s.values.to(device), s.offsets.to(device), move(s.inverse))
+            name: JaggedRows(s.values.to(device), s.offsets.to(device), move(s.inverse), move(s.begins))
             for name, s in self._sequences.items()
         }
         return Embedded(pooled, sequences)
@@ -124,6 +172,33 @@ class Embedded:
 
     def _expand(self, g: int) -> Tensor:
         if g not in self._expanded:
-            group = self._groups[g]
-            self._expanded[g] = group.rows if group.inverse is None else group.rows.index_select(0, group.inverse)
+            self._expanded[g] = self._groups[g].expand().rows
         return self._expanded[g]
+
+
+def expand(rows: Tensor, inverse: Tensor | None) -> Tensor:
+    """From unique samples to all of them."""
+    return rows if inverse is None else rows.index_select(0, inverse)
+
+
+class Pairs(NamedTuple):
+    """Distinct pairs of two groups' unique samples: the first's and the second's of each, and each sample's pair."""
+
+    first: Tensor
+    second: Tensor
+    inverse: Tensor | None
+
+
+def pairs(first: tuple[int, Tensor | None], second: tuple[int, Tensor | None], device: torch.device) -> Pairs:
+    """The pairs there are in the batch, for two groups given by their number of unique samples and their inverse."""
+    (count, inverse), (others, other) = first, second
+    if inverse is other and count == others:  # one group: a unique sample is a pair
+        each = torch.arange(count, device=device)
+        return Pairs(each, each, inverse)
+    if inverse is None:
+        assert other is not None
+        return Pairs(torch.arange(count, device=device), other, None)
+    if other is None:
+        return Pairs(inverse, torch.arange(others, device=device), None)
+    found, which = torch.unique(inverse * others + other, return_inverse=True)
+    return Pairs(found // others, found % others, which)

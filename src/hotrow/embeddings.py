@@ -23,12 +23,14 @@ from torch import nn
 
 from hotrow import _native
 from hotrow.data.batch import Batch
+from hotrow.device_lookup import DeviceLookup
 from hotrow.embedded import Embedded
 from hotrow.errors import BatchError, SettingsError, nearest
 from hotrow.lookup import Layout, Lookup
 from hotrow.plan import Plan
 from hotrow.store.snapshot import Snapshot, restore
 from hotrow.table import Feature, Table
+from hotrow.tiers.device import DeviceTier
 from hotrow.tiers.host import HostTier
 from hotrow.tiers.router import Router
 from hotrow.tiers.tier import Gradients, Tier
@@ -45,6 +47,7 @@ class Embeddings(nn.Module):
         seed: int = 0,
         tiers: Mapping[str, Tier] | None = None,
         plan: Plan | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         self.tables = _by_name("table", tables)
@@ -57,7 +60,11 @@ class Embeddings(nn.Module):
                 )
         self.seed = seed
         self.steps = 0
-        self.router = Router(tiers or {"host": HostTier(tables, seed)}, plan or Plan.all_on("host", tables))
+        plan = plan or Plan.all_on("host", tables)
+        plan.check(tables)
+        self._device = torch.device(device or "cpu")
+        self.router = Router(self._with_device(tiers or {"host": HostTier(tables, seed)}, plan), plan)
+        self._computes = self._computing_tier()
         self._layouts: dict[tuple[tuple[str, ...], ...], Layout] = {}
         self._pending: list[Lookup] = []
 
@@ -81,13 +88,17 @@ class Embeddings(nn.Module):
             [g.values.numpy() for g in batch.groups],
             [g.offsets.numpy() for g in batch.groups],
             [None if g.weights is None else g.weights.numpy() for g in batch.groups],
+            [None if g.begins is None else g.begins.numpy() for g in batch.groups],
         )
-        keys = [grouping.keys(t) for t in range(len(self.tables))]
-        return Lookup(batch, layout, grouping, self.router.route(self.tables, keys, grouping.starts))
+        if self._computes is not None:
+            return DeviceLookup(batch, layout, grouping, self.router, self._computes)
+        return Lookup(batch, layout, grouping, self.router)
 
     def fetch(self, lookup: Lookup) -> Lookup:
         """Brings the lookup's rows. In training mode keys without a row get one, as the table's admission has it."""
-        lookup.fetch(self.router, self.steps, self.training and torch.is_grad_enabled())
+        if lookup.router is not self.router:  # grouped before the plan changed
+            lookup = self.group(lookup.batch)
+        lookup.fetch(self.steps, self.training and torch.is_grad_enabled())
         return lookup
 
     def embed(self, lookup: Lookup) -> Embedded:
@@ -100,9 +111,8 @@ class Embeddings(nn.Module):
         """Applies the gradients of every lookup since the last step, as one step of each table's optimizer."""
         pending = [lookup for lookup in self._pending if lookup.grads is not None]
         self._pending = []
-        if len(pending) == 1:
-            (lookup,) = pending
-            self.router.update(lookup.routed, lookup.gradients(), self.steps, lookup.tickets)
+        if len(pending) == 1 and pending[0].router is self.router:
+            pending[0].update(self.steps)
         else:
             self._step_summed(pending)
         self.steps += 1
@@ -126,7 +136,30 @@ class Embeddings(nn.Module):
             grads.append(total.reshape(-1))
             starts.append(starts[-1] + total.numel())
         routed = self.router.route(list(self.tables), keys, starts)
+        if any(lookup.router is not self.router for lookup in pending):  # rows may have moved since they were fetched
+            self.router.fetch(routed, np.empty(starts[-1], np.float32), self.steps)
         self.router.update(routed, Gradients(torch.cat(grads).numpy()), self.steps)
+
+    def replan(self, plan: Plan) -> None:
+        """Moves rows, with state and clocks, to where `plan` has them. Lookups already made stay good.
+
+        Costs a copy of every row that either plan names through host memory; a device never holds more than one plan's.
+        """
+        plan.check(list(self.tables.values()))
+        taken = {}
+        for table in self.tables:
+            shares = (*self.router.plan.shares[table], *plan.shares[table])
+            named = [share.keys for share in shares if share.keys is not None]
+            keys = np.unique(np.concatenate([np.empty(0, np.int64), *named]))
+            owners = self.router.route([table], [keys], [0])
+            taken[table] = [tier.stores()[table].take(part.keys) for tier, (part,) in owners]
+        for name, tier in self.router.tiers.items():
+            tier.replan(plan.keys_on(name))
+        self.router = Router(self._with_device(self.router.tiers, plan), plan)
+        self._computes = self._computing_tier()
+        for table, columns in taken.items():
+            for rows in columns:
+                self.router.give(table, rows)
 
     def read(self, table: str, keys: torch.Tensor) -> torch.Tensor:
         """The rows of `keys` in one table, `[n, dim]`, as they are."""
@@ -161,6 +194,23 @@ class Embeddings(nn.Module):
         """Rows, optimizer state and clocks as a snapshot has them, whatever tiers it was taken from."""
         self.steps = restore(Path(folder), self.router, list(self.tables.values()), self.seed)
         self._pending = []
+
+    def _with_device(self, tiers: Mapping[str, Tier], plan: Plan) -> dict[str, Tier]:
+        """The tiers, and a device tier where the plan names one that is not there."""
+        named = {share.tier for shares in plan.shares.values() for share in shares}
+        if "device" not in named or "device" in tiers:
+            return dict(tiers)
+        tables, keys = list(self.tables.values()), plan.keys_on("device")
+        tier = DeviceTier(tables, keys, device=self._device, seed=self.seed)
+        tier.steps = self.steps
+        return {"device": tier, **tiers}
+
+    def _computing_tier(self) -> DeviceTier | None:
+        """Where results are computed, if not by the host: an accelerator does so even if it holds no row."""
+        for tier in self.router.tiers.values():
+            if isinstance(tier, DeviceTier):
+                return tier
+        return None if self._device.type == "cpu" else DeviceTier(list(self.tables.values()), device=self._device)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{t.name}: dim {t.dim}" for t in self.tables.values())

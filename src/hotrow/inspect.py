@@ -34,8 +34,15 @@ def _data_set(path: Path) -> dict[str, Any]:
         "kind": "data set",
         "path": str(path),
         "bytes": data.bytes,
-        "splits": {split: {"samples": data.samples(split), "files": len(data.parts(split))} for split in data.splits},
+        "splits": {
+            split: {"samples": data.samples(split), "files": sum(len(part.files) for part in data.parts(split))}
+            for split in data.splits
+        },
         "features": [{"name": f.name, "kind": f.kind, "table": f.table, "pooling": f.pooling} for f in schema.features],
+        "groups": [
+            {"name": g.name, "columns": list(g.columns), "slides": list(g.slides), "rows": data.rows(g.name)}
+            for g in schema.groups or ()
+        ],
         "dense": list(schema.dense),
         "label": schema.label,
         "facts": dict(data.facts),

@@ -11,10 +11,11 @@ row's while it updates the row; so until then what was given to `backward` must 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -46,6 +47,7 @@ class Layout:
                 return -1, 0
             return order[features[name].table], _POOLINGS.index(features[name].pooling)
 
+        self.tables, self._spec = tuple(tables), spec
         self.native = _native.Layout([t.dim for t in tables.values()], [[spec(n) for n in g] for g in groups])
         self.pooled: list[tuple[tuple[str, ...], tuple[int, ...], int]] = []
         self.sequences: list[tuple[str, int, int, int]] = []  # feature, group, place in the group, dim
@@ -59,6 +61,11 @@ class Layout:
                 if n in features and features[n].pooling == "sequence"
             ]
 
+    def looks_up(self, feature: str) -> tuple[int, str]:
+        """The number of the table that a feature looks up, and its pooling."""
+        table, pooling = self._spec(feature)
+        return table, _POOLINGS[pooling]
+
 
 @dataclass
 class Lookup:
@@ -67,20 +74,29 @@ class Lookup:
     batch: Batch
     layout: Layout
     grouping: _native.Grouping
-    routed: Routed
+    router: Router
+    routed: Routed = field(init=False)
     training: bool = False
     tickets: list[Any] | None = None
     rows: Tensor | None = None
     grads: list[Tensor | None] | None = None
 
-    def fetch(self, router: Router, step: int, training: bool) -> None:
+    def __post_init__(self) -> None:
+        self.routed = self._route()
+
+    def _route(self) -> Routed:
+        tables = self.layout.tables
+        keys = [self.grouping.keys(t) for t in range(len(tables))]
+        return self.router.route(tables, keys, self.grouping.starts)
+
+    def fetch(self, step: int, training: bool) -> None:
         """Brings the rows to train on, new ones included, or rows as they are."""
         self.training = training
         self.rows = torch.empty(self.grouping.starts[-1])
         if training:
-            self.tickets = router.fetch(self.routed, self.rows.numpy(), step)
+            self.tickets = self.router.fetch(self.routed, self.rows.numpy(), step)
         else:
-            router.read(self.routed, self.rows.numpy(), step)
+            self.router.read(self.routed, self.rows.numpy(), step)
 
     def embed(self) -> Embedded:
         """What a model sees; autograd leads from here to `grads`."""
@@ -98,12 +114,15 @@ class Lookup:
         for (name, g, k, _), rows in zip(self.layout.sequences, results[len(groups) :], strict=True):
             s = groups[g].unique_size
             offsets = groups[g].offsets[k * s : (k + 1) * s + 1]
-            sequences[name] = JaggedRows(rows, offsets - offsets[0], groups[g].inverse)
+            begins = None if groups[g].begins is None else self.window_begins(name)
+            sequences[name] = JaggedRows(rows, offsets - offsets[0], groups[g].inverse, begins)
         return Embedded(pooled, sequences)
 
     def keep(self, grads: Sequence[Tensor | None]) -> None:
         """Adds gradients of the results to those kept for the step."""
-        given = [None if grad is None else grad.float().contiguous() for grad in grads]
+        self._add([None if grad is None else grad.float().contiguous() for grad in grads])
+
+    def _add(self, given: list[Tensor | None]) -> None:
         if self.grads is None:
             self.grads = given
             return
@@ -111,6 +130,10 @@ class Lookup:
             new if old is None else old if new is None else old + new
             for old, new in zip(self.grads, given, strict=True)
         ]
+
+    def update(self, step: int) -> None:
+        """Hands the gradients to the tiers."""
+        self.router.update(self.routed, self.gradients(), step, self.tickets)
 
     def gradients(self) -> Gradients:
         """The gradients of the batch's rows; a result that has none counts as zeros."""
@@ -124,16 +147,32 @@ class Lookup:
         return Gradients(places=Places(self.grouping, matrices))
 
     def result_shapes(self) -> list[tuple[int, int] | None]:
-        """One matrix for each group's pooled features, None if it has none; then one for each sequence."""
+        """One matrix for each group's pooled features, None if it has none; then one for each sequence.
+
+        A sequence whose windows overlap has a row for each stored key that lies in one, whichever share it.
+        """
         groups = self.batch.groups
         shapes: list[tuple[int, int] | None] = [
             (group.unique_size, width) if width else None
             for group, (_, _, width) in zip(groups, self.layout.pooled, strict=True)
         ]
-        for _, g, k, dim in self.layout.sequences:
+        for name, g, k, dim in self.layout.sequences:
             s, offsets = groups[g].unique_size, groups[g].offsets
-            shapes.append((int(offsets[(k + 1) * s] - offsets[k * s]), dim))
+            if groups[g].begins is None:
+                shapes.append((int(offsets[(k + 1) * s] - offsets[k * s]), dim))
+            else:
+                shapes.append((self._windows(name)[0], dim))
         return shapes
+
+    def window_begins(self, sequence: str) -> Tensor:
+        """Where in the rows of a sequence each window begins."""
+        return torch.from_numpy(self._windows(sequence)[1])
+
+    def _windows(self, sequence: str) -> tuple[int, npt.NDArray[np.int64]]:
+        """How many rows the windows of a sequence share, and where in them each begins."""
+        windows = self.grouping.windows([name for name, *_ in self.layout.sequences].index(sequence))
+        assert windows is not None
+        return windows
 
 
 class _Pool(torch.autograd.Function):

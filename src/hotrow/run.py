@@ -23,6 +23,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from hotrow.data.steps import Step
 from hotrow.errors import SettingsError, nearest
 from hotrow.models import Model
 from hotrow.policy import Policy, Sync
@@ -42,6 +43,7 @@ class Data(Settings):
     seed: int = Field(0, ge=0, description="of the order of samples")
     train: str = Field("train", description="the split to train on")
     test: str = Field("test", description="the split to evaluate on; empty for none")
+    steps: tuple[Step, ...] = Field((), description="preprocessing, in order: [[data.steps]], see hotrow.data.steps")
 
 
 class TableSection(Settings):

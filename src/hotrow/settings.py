@@ -43,7 +43,8 @@ def _sentence(finding: Any, model: type[BaseModel], where: str) -> str:
     if finding["type"] == "union_tag_invalid":
         tags = [tag.strip().strip("'") for tag in finding["ctx"]["expected_tags"].split(",")]
         tag = finding["ctx"]["tag"]
-        return f'{place}: there is no {path[-1]} "{tag}".{nearest(tag, tags)}'
+        what = path[-2].removesuffix("s") if path[-1].isdigit() else path[-1]  # an item of a list is one of its kind
+        return f'{place}: there is no {what} "{tag}".{nearest(tag, tags)}'
     if finding["type"] == "union_tag_not_found":
         return f'{place}: a "name" is needed that says which {path[-1]} it is.'
     if finding["type"] == "sentence":

@@ -48,6 +48,38 @@ def test_expanding_spells_out_every_sample(case):
                 assert short.weights[a:b].tolist() == long.weights[c:d].tolist()
 
 
+@given(cases(steps=1))
+def test_windows_laid_apart_keep_repeats_and_lose_overlaps(case):
+    (batch,) = case.batches
+    for group in batch.groups:
+        apart = group.apart()
+        apart.check()
+        assert apart.begins is None and apart.inverse is group.inverse
+        for name in group.features:
+            assert group[name].values.tolist() == apart[name].values.tolist()
+            assert group[name].lengths.tolist() == apart[name].lengths.tolist()
+
+
+def test_a_history_that_slides_is_kept_once_and_read_by_windows():
+    group = Group(
+        ("clicks", "user"),
+        ints(1, 2, 3, 4, 5, 70, 71),
+        ints(0, 3, 6, 6, 8, 9, 10, 11, 12),
+        ints(0, 1, 1, 3),
+        torch.arange(7, dtype=torch.float32),
+        ints(0, 1, 4, 3, 5, 5, 6, 6),
+    )
+    batch = Batch((group,))
+    assert batch["clicks"].values.tolist() == [1, 2, 3, 2, 3, 4, 4, 5]
+    assert batch["clicks"].offsets.tolist() == [0, 3, 6, 6, 8]
+    assert batch["clicks"].weights.tolist() == [0, 1, 2, 1, 2, 3, 3, 4]
+    assert batch["user"].values.tolist() == [70, 70, 71, 71]
+    expanded = batch.expand()
+    assert expanded["clicks"].values.tolist() == [1, 2, 3, 2, 3, 4, 2, 3, 4, 4, 5]
+    assert expanded["user"].values.tolist() == [70, 70, 70, 71]
+    assert expanded.groups[0].begins is None
+
+
 GOOD = Group(("a", "b"), ints(1, 2, 3), ints(0, 1, 2, 2, 3))
 
 
@@ -83,6 +115,26 @@ GOOD = Group(("a", "b"), ints(1, 2, 3), ints(0, 1, 2, 2, 3))
         (
             lambda: Batch((Group(("a",), ints(1), ints(0, 1), ints(0, 1)),)),
             "Feature a: inverse names unique samples from 0 to 1, but there are 1.",
+        ),
+        (
+            lambda: Batch((Group(("a", "b"), ints(1, 2), ints(0, 1, 2), None, None, ints(0)),)),
+            "Feature a, b: 1 begins for 2 bags; each needs one.",
+        ),
+        (
+            lambda: Batch((Group(("a", "b"), ints(1, 2), ints(0, 1, 1, 3, 3), None, None, ints(0, 2, 1, 2)),)),
+            "Feature b: the window of sample 0 is not within the 2 values.",
+        ),
+        (
+            lambda: Batch((Group(("a",), ints(1, 2), ints(0, 1, 1), None, None, ints(0, -1)),)),
+            "Feature a: the window of sample 1 is not within the 2 values.",
+        ),
+        (
+            lambda: Batch((Group(("a",), ints(1, 2), ints(0, 1), None, None, torch.zeros(1)),)),
+            "begins of feature a must be int64, not float32.",
+        ),
+        (
+            lambda: Batch((Group(("a",), ints(1, 2), ints(1, 2), None, None, ints(0)),)),
+            "Feature a: offsets run from 1 to 2",
         ),
         (lambda: Batch((GOOD, GOOD)), "Feature a stands twice in the batch."),
         (

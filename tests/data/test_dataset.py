@@ -9,12 +9,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotrow.data import Column, DataSet, DataSetWriter, Schema
-from hotrow.data.parts import PartsWriter
+from hotrow.data.dataset import write_manifest
+from hotrow.data.flat import arrow_schema
+from hotrow.data.parts import Part, PartsWriter, PartWriter
 from hotrow.errors import DataError, SettingsError
+from session_logs import grouped, logs
 
 SCHEMA = Schema(label="y", features=(Column(name="k"),))
 
@@ -47,12 +50,132 @@ def test_row_groups_and_parts_do_not_depend_on_the_sizes_written(tmp_path_factor
         min(row_group, total - at) for at in range(0, total, row_group)
     ]
     assert all(part.samples == row_group * groups for part in parts[:-1])
-    read = [k for part in parts for k in pq.read_table(path / part.file).column("k").to_pylist()]
+    read = [k for part in parts for k in pq.read_table(path / part.files[0].file).column("k").to_pylist()]
     assert read == list(range(total))
     for part in parts:
-        footer = pq.ParquetFile(path / part.file).metadata
+        footer = pq.ParquetFile(path / part.files[0].file).metadata
         assert [footer.row_group(i).num_rows for i in range(footer.num_row_groups)] == list(part.row_groups)
     dataset.verify()
+
+
+@settings(max_examples=20)  # each writes files and sees them to the disk
+@given(logs(), st.integers(1, 12), st.integers(1, 3), st.lists(st.integers(1, 9), min_size=1))
+def test_row_groups_end_where_sessions_do_whatever_the_sizes_written(tmp_path_factory, log, row_group, groups, sizes):
+    folder = tmp_path_factory.mktemp("d")
+    for name, chunks in (("whole", [max(1, len(log))]), ("chunked", sizes)):
+        with DataSetWriter(folder / name, grouped(), row_group=row_group, part=row_group * groups) as writer:
+            writer.split("train")
+            at, turn = 0, 0
+            while at < len(log):
+                writer.write("train", log.slice(at, chunks[turn % len(chunks)]))
+                at, turn = at + chunks[turn % len(chunks)], turn + 1
+    whole, chunked = (DataSet.open(folder / name) for name in ("whole", "chunked"))
+    assert whole.manifest == chunked.manifest
+    sessions, at = log.column("s").to_pylist(), 0
+    for part in whole.parts("train"):
+        assert part.samples <= row_group * groups
+        for size in part.row_groups:
+            assert 0 < size <= row_group
+            if at and sessions[at] == sessions[at - 1]:  # a session was cut: it is longer than a row group
+                assert sessions.count(sessions[at]) > row_group
+            at += size
+    assert at == len(log)
+
+
+@settings(max_examples=20)  # each writes files and sees them to the disk
+@given(logs(least=1), st.integers(1, 12))
+def test_row_group_i_of_the_samples_refers_to_row_group_i_of_the_other_files_only(tmp_path_factory, log, row_group):
+    path = tmp_path_factory.mktemp("d") / "set"
+    with DataSetWriter(path, grouped(), row_group=row_group) as writer:
+        writer.write("train", log)
+    (part,) = DataSet.open(path).parts("train")
+    assert [f.file for f in part.files] == [
+        f"train-00000{name}.parquet" for name in ("", ".who", ".past", ".past.seen", ".past.rated", ".lists")
+    ]
+    ends = {file.table: np.cumsum([0, *file.rows]) for file in part.files}
+    for number in range(len(part.row_groups)):
+        read = {f.table: pq.ParquetFile(path / f.file).read_row_group(number) for f in part.files}
+        rows = read[""].column("past").to_numpy()
+        assert rows.min() == ends["past"][number] and rows.max() == ends["past"][number + 1] - 1
+        windows = read["past"].column("seen_begin").to_numpy()
+        assert windows.min() >= ends["past.seen"][number]
+        assert (windows + read["past"].column("seen_length").to_numpy()).max() <= ends["past.seen"][number + 1]
+
+
+@settings(max_examples=20)  # each writes files and sees them to the disk
+@given(logs(), st.integers(1, 12))
+def test_a_part_written_alone_is_the_part_of_a_data_set(tmp_path_factory, log, row_group):
+    folder = tmp_path_factory.mktemp("d")
+    with DataSetWriter(folder / "set", grouped(), row_group=row_group, part=1 << 20) as writer:
+        writer.split("train")
+        writer.write("train", log)
+    (folder / "parts").mkdir()
+    alone = PartWriter(folder / "parts", "train-00000", grouped(), row_group=row_group)
+    alone.write(log)
+    part = alone.finish()
+    assert (() if part is None else (part,)) == DataSet.open(folder / "set").parts("train")
+    assert part is None or Part.model_validate_json(part.model_dump_json()) == part
+    write_manifest(folder / "parts", grouped(), {"train": [part] if part else []}, {"made": "alone"})
+    DataSet.open(folder / "parts").verify()
+    assert DataSet.open(folder / "parts").samples("train") == len(log)
+
+
+def test_an_abandoned_part_can_be_written_again(tmp_path):
+    for _ in range(2):
+        writer = PartWriter(tmp_path, "train-00000", SCHEMA, row_group=3)
+        writer.write(samples(10))
+        writer.abandon()
+    again = PartWriter(tmp_path, "train-00000", SCHEMA, row_group=3)
+    again.write(samples(10))
+    part = again.finish()
+    assert part is not None and part.row_groups == (3, 3, 3, 1)
+    assert pq.read_table(tmp_path / "train-00000.parquet").column("k").to_pylist() == list(range(10))
+
+
+def test_version_1_is_read_as_it_is(tmp_path):
+    dataset = written(tmp_path / "set", (10, 5), row_group=4, part=8)
+    manifest = tmp_path / "set" / "manifest.json"
+    old = {"format": "hotrow-dataset", "version": 1, "facts": {"best_auc": 0.8}, "splits": {"test": []}}
+    old["splits"]["train"] = [
+        {"file": f.file, "samples": sum(f.rows), "bytes": f.bytes, "sha256": f.sha256, "row_groups": f.rows}
+        for part in dataset.parts("train")
+        for f in part.files
+    ]
+    manifest.write_text(json.dumps(old))
+    read = DataSet.open(tmp_path / "set")
+    read.verify()
+    assert read.parts("train") == dataset.parts("train") and read.facts == dataset.facts
+    assert [k for table in read.flat("train") for k in table.column("k").to_pylist()] == list(range(15))
+    manifest.write_text(json.dumps(old | {"splits": {"train": [{"file": "x"}]}}))
+    with pytest.raises(DataError, match="splits.train.0.samples: this setting is needed"):
+        DataSet.open(tmp_path / "set")
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "encoding"),
+    [
+        ("k", np.arange(1000) * 10**15, "PLAIN"),
+        ("k", np.arange(1000) % 7 * 10**15, "RLE_DICTIONARY"),
+        ("price", np.random.default_rng(0).random(1000, np.float32), "BYTE_STREAM_SPLIT"),
+        ("price", np.arange(1000, dtype=np.float32) % 7, "RLE_DICTIONARY"),
+        ("t", np.arange(1000), "DELTA_BINARY_PACKED"),
+        ("past", None, "DELTA_BINARY_PACKED"),
+    ],
+)
+def test_columns_are_encoded_by_what_they_hold(tmp_path, column, values, encoding):
+    schema = grouped()
+    flat = {
+        f.name: pa.array([[1]] * 1000 if pa.types.is_list(f.type) else [1] * 1000, f.type) for f in arrow_schema(schema)
+    }
+    if values is not None:
+        flat[column] = pa.array(values)
+    writer = PartWriter(tmp_path, "train-00000", schema)
+    writer.write(pa.table(flat))
+    writer.finish()
+    footer = pq.ParquetFile(tmp_path / "train-00000.parquet").metadata.row_group(0)
+    (found,) = [c for c in map(footer.column, range(footer.num_columns)) if c.path_in_schema == column]
+    assert encoding in found.encodings and found.compression == "ZSTD"
+    assert ("RLE_DICTIONARY" in found.encodings) == (encoding == "RLE_DICTIONARY")
 
 
 def test_facts_and_sizes_survive(tmp_path):
@@ -92,9 +215,9 @@ def test_what_is_missing_or_altered_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"version": 99}, "format version 99, this Hotrow reads version 1"),
+        ({"version": 99}, "format version 99, this Hotrow reads versions 1 and 2"),
         ({"format": "other"}, "not the manifest of a data set"),
-        ({"splits": {"train": [{"file": "x"}]}}, "splits.train.0.samples: this setting is needed"),
+        ({"splits": {"train": [{"file": "x"}]}}, "splits.train.0.files: this setting is needed"),
     ],
 )
 def test_a_manifest_of_another_kind_is_refused(tmp_path, change, said):

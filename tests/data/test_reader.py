@@ -4,6 +4,8 @@ import threading
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +13,9 @@ from hypothesis import strategies as st
 
 from hotrow.data import Column, DataSet, DataSetWriter, Reader, Schema
 from hotrow.data.ahead import ahead
+from hotrow.data.rowgroups import RowGroup
 from hotrow.errors import DataError, SettingsError
+from session_logs import GROUPS, grouped, logs
 
 SCHEMA = Schema(
     label="y",
@@ -136,7 +140,7 @@ def test_seek_reads_nothing_of_what_it_jumps_over(sets, monkeypatch):
     reader = Reader(sets(90), "train", 5, window=1, threads=0, seed=2)
     loaded = []
     real = Reader._load
-    monkeypatch.setattr(Reader, "_load", lambda self, groups, rows: loaded.append(groups) or real(self, groups, rows))
+    monkeypatch.setattr(Reader, "_load", lambda self, groups, seed: loaded.append(groups) or real(self, groups, seed))
     reader.seek(1, 16)
     list(reader)
     assert len(loaded) == 1
@@ -212,6 +216,142 @@ def test_a_part_that_cannot_be_read_is_named_where_the_batch_is_taken(tmp_path):
             taken += keys_of(batch)
     assert taken == list(range(30))
     assert dataset.samples("train") == 60
+
+
+def expanded(batch):
+    """Each sample of a batch as the log has it, by its key k; and that the batch holds nothing else."""
+    samples = [{} for _ in range(len(batch))]
+    for group in batch.groups:
+        count, used = group.unique_size, np.zeros(len(group.values), dtype=bool)
+        lengths = np.diff(group.offsets.numpy())
+        begins = group.offsets.numpy()[:-1] if group.begins is None else group.begins.numpy()
+        inverse = np.arange(count) if group.inverse is None else group.inverse.numpy()
+        assert sorted(set(inverse)) == list(range(count))
+        for f, name in enumerate(group.features):
+            for sample, row in zip(samples, inverse, strict=True):
+                at = slice(begins[f * count + row], begins[f * count + row] + lengths[f * count + row])
+                sample[name] = group.values[at].tolist()
+                used[at] = True
+                if group.weights is not None:
+                    sample[f"{name}_weights"] = group.weights[at].tolist()
+        assert used.all()
+    for i, sample in enumerate(samples):
+        sample["dense"] = repr(batch.dense[i].tolist())
+        sample |= {"y": batch.labels[i].item(), "w": batch.weights[i].item(), "users": batch.users[i].item()}
+    return samples
+
+
+def as_read(log):
+    """Each sample of a log as `expanded` gives it."""
+    samples = []
+    for row in log.to_pylist():
+        made = {
+            name: row[name] if isinstance(row[name], list) else [row[name]] for name in ("k", "user", "city", "seen")
+        }
+        made |= {name: row[name] for name in ("rated", "rated_weights", "tags", "marks", "marks_weights", "y", "w")}
+        samples.append(made | {"dense": repr([row["price"], row["age"]]), "users": row["user"]})
+    return samples
+
+
+@given(
+    log=logs(),
+    groups=st.lists(st.sampled_from(GROUPS), unique_by=lambda g: g.name, min_size=1),
+    batch_size=st.integers(1, 12),
+    world=st.integers(1, 3),
+    row_group=st.integers(1, 12),
+    window=st.integers(1, 3),
+    shuffle=st.booleans(),
+)
+def test_deduplicated_batches_are_the_flat_ones(
+    tmp_path_factory, log, groups, batch_size, world, row_group, window, shuffle
+):
+    readers = {}
+    for kind, chosen in (("flat", ()), ("deduplicated", tuple(groups))):
+        path = tmp_path_factory.mktemp("set") / kind
+        schema = grouped().model_copy(update={"groups": chosen})
+        with DataSetWriter(path, schema, row_group=row_group, part=row_group * 2) as writer:
+            writer.split("train")
+            writer.write("train", log)
+        options = {"shuffle": shuffle, "world": world, "window": window, "threads": 0}
+        readers[kind] = [Reader(DataSet.open(path), "train", batch_size, rank=r, **options) for r in range(world)]
+    want = as_read(log)
+    for flat, deduplicated in zip(*readers.values(), strict=True):
+        assert len(flat) == len(deduplicated)
+        for plain, batch in zip(flat, deduplicated, strict=True):
+            samples = expanded(batch)
+            assert samples == expanded(plain) == [want[sample["k"][0]] for sample in samples]
+
+
+def session_set(path, sessions, row_group, groups=GROUPS):
+    """A data set whose session s has s % 5 + 1 samples."""
+    sizes = [s % 5 + 1 for s in range(sessions)]
+    n, session = sum(sizes), np.repeat(np.arange(sessions), sizes)
+    flat = {"k": np.arange(n), "s": session, "user": session, "city": session // 2, "t": np.arange(n)}
+    flat |= {name: np.zeros(n, np.float32) for name in ("y", "w", "price", "age")}
+    for name in ("seen", "rated", "tags", "marks"):
+        flat[name] = pa.array([[int(s), int(s) + 1] for s in session], pa.list_(pa.int64()))
+        flat[f"{name}_weights"] = pa.array([[1.0, 2.0]] * n, pa.list_(pa.float32()))
+    with DataSetWriter(path, grouped(*groups), row_group=row_group) as writer:
+        writer.write("train", pa.table(flat))
+    return DataSet.open(path), session
+
+
+def test_sessions_are_shuffled_whole_and_stay_in_their_order(tmp_path):
+    dataset, session = session_set(tmp_path / "set", 60, row_group=40)
+    epochs = []
+    for epoch in (0, 1):
+        reader = Reader(dataset, "train", 7, window=2, seed=4)
+        reader.seek(epoch)
+        epochs.append([k for batch in reader for k in keys_of(batch)])
+        order = session[epochs[-1]]
+        runs = [k for i, k in enumerate(order) if i == 0 or k != order[i - 1]]
+        assert len(runs) == len(set(runs)) == 60 and sorted(epochs[-1]) == list(range(len(session)))
+        assert all(b - a == 1 for a, b in zip(epochs[-1], epochs[-1][1:], strict=False) if session[a] == session[b])
+    assert epochs[0] != epochs[1] != list(range(len(session)))
+
+
+def test_a_batch_holds_each_distinct_sample_of_a_session_once(tmp_path):
+    dataset, session = session_set(tmp_path / "set", 60, row_group=40)
+    for batch in Reader(dataset, "train", 16, seed=1):
+        assert [g.features for g in batch.groups] == [
+            ("k",),
+            ("user",),
+            ("city", "seen"),
+            ("rated",),
+            ("tags",),
+            ("marks",),
+        ]
+        met = len(set(session[keys_of(batch)]))
+        assert all(g.unique_size == met for g in batch.groups[1:])
+        assert len(batch.group_of("seen").values) == met * 3  # a city and two keys for each session
+
+
+def test_reading_leaves_out_columns_that_no_batch_needs(tmp_path, monkeypatch):
+    dataset, _ = session_set(tmp_path / "set", 10, row_group=40)
+    asked = set()
+    real = RowGroup.read
+    monkeypatch.setattr(
+        RowGroup,
+        "read",
+        lambda self, schema, footers, without: asked.update(without) or real(self, schema, footers, without),
+    )
+    list(Reader(dataset, "train", 16))
+    assert asked == {"t"}
+    list(Reader(dataset, "train", 16, shuffle=False))
+    assert asked == {"t", "s"}
+
+
+def test_rows_that_are_not_there_are_named_and_not_read(tmp_path):
+    dataset, _ = session_set(tmp_path / "set", 10, row_group=40)
+    file = dataset.parts("train")[0].files[0].file
+    table = pq.read_table(tmp_path / "set" / file)
+    at = table.column_names.index("who")
+    pq.write_table(
+        table.set_column(at, table.schema.field(at), pc.add(table.column(at), 99).cast(pa.int32())), tmp_path / file
+    )
+    (tmp_path / file).replace(tmp_path / "set" / file)
+    with pytest.raises(DataError, match='"who" refers to what its row group does not hold'):
+        list(Reader(dataset, "train", 16))
 
 
 def reader_threads():

@@ -12,16 +12,20 @@ import pytest
 from hotrow.data import Column, Schema, prepare
 from hotrow.data.columns import key_lists, keys, times, weight_lists
 from hotrow.data.schema import hash_text, key_of_text
-from hotrow.data.sources import Avazu, Criteo, Events, Tabular, open_source
-from hotrow.data.sources import text as text_module
+from hotrow.data.convert import BadRows
+from hotrow.data.sources import Avazu, Criteo, Events, find_source, source, text
 from hotrow.errors import DataError, SettingsError
 
 SAMPLES = Path(__file__).parent / "samples"
 
 
 def table_of(dataset, split="train"):
-    parts = [pq.read_table(dataset.path / part.file) for part in dataset.parts(split)]
-    return pa.concat_tables(parts) if parts else None
+    parts = list(dataset.flat(split))
+    return pa.concat_tables(parts).combine_chunks() if parts else None
+
+
+def usable(path, schema):
+    return find_source(path, "table", schema).source().usable(BadRows())
 
 
 def prepared(source, tmp_path, **options):
@@ -31,9 +35,9 @@ def prepared(source, tmp_path, **options):
 def test_the_kind_of_a_log_is_told_by_its_first_line():
     kinds = {"criteo.tsv": Criteo, "avazu.csv": Avazu, "ratings.dat": Events, "ratings.csv": Events}
     for name, kind in kinds.items():
-        assert type(open_source(SAMPLES / name)) is kind
+        assert type(find_source(SAMPLES / name).source()) is kind
     with pytest.raises(SettingsError, match="does not say what its columns mean"):
-        open_source(SAMPLES.parent / "test_sources.py")
+        find_source(SAMPLES.parent / "test_sources.py")
 
 
 def test_criteo_is_logarithms_and_hexadecimal_numbers(tmp_path):
@@ -55,9 +59,12 @@ def test_packed_and_plain_files_give_the_same_however_they_are_cut(tmp_path, mon
     (tmp_path / "log.tsv.gz").write_bytes(gzip.compress(content))
     (tmp_path / "log.tsv.zst").write_bytes(pa.compress(content, "zstd", asbytes=True))
     assert prepared(tmp_path / "log.tsv.gz", tmp_path / "b").equals(plain)
-    monkeypatch.setattr(text_module, "BLOCK", 300)
-    assert prepared(tmp_path / "log.tsv.gz", tmp_path / "c").equals(plain)
-    assert prepared(tmp_path / "log.tsv.zst", tmp_path / "d").equals(plain)
+    monkeypatch.setattr(text, "BLOCK", 300)
+    for size in (997,):
+        monkeypatch.setattr(source, "SLICE_BYTES", size)
+        for name in ("log.tsv.gz", "log.tsv.zst"):
+            assert prepared(tmp_path / name, tmp_path / f"{name}{size}").equals(plain)
+        assert prepared(SAMPLES / "criteo.tsv", tmp_path / f"plain{size}").equals(plain)
 
 
 def test_avazu_has_time_and_hashed_text(tmp_path):
@@ -116,8 +123,10 @@ def test_a_fault_is_refused_with_its_place(tmp_path, name, content, said):
     assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
-def test_lines_are_counted_over_blocks_blank_lines_and_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(text_module, "BLOCK", 16)
+@pytest.mark.parametrize("cut", [1 << 20, 50, 7])
+def test_lines_are_counted_over_slices_blocks_blank_lines_and_files(tmp_path, monkeypatch, cut):
+    monkeypatch.setattr(text, "BLOCK", 16)
+    monkeypatch.setattr(source, "SLICE_BYTES", cut)
     folder = tmp_path / "log"
     folder.mkdir()
     schema = Schema(label="y", features=(Column(name="k"),))
@@ -290,10 +299,10 @@ def test_a_missing_column_is_named_with_the_nearest(tmp_path):
     schema = Schema(label="click", features=(Column(name="user"),))
     pq.write_table(pa.table({"clicks": [1], "user": [1]}), tmp_path / "log.parquet")
     with pytest.raises(DataError, match=r'log\.parquet: there is no column "click"\. Did you mean "clicks"\?'):
-        Tabular(tmp_path / "log.parquet", schema)
+        usable(tmp_path / "log.parquet", schema)
     (tmp_path / "log.csv").write_text("click,users\n1,2\n")
     with pytest.raises(DataError, match=r'log\.csv: there is no column "user"\. Did you mean "users"\?'):
-        Tabular(tmp_path / "log.csv", schema)
+        usable(tmp_path / "log.csv", schema)
     (tmp_path / "twice.csv").write_text("click,user,user\n1,2,3\n")
     with pytest.raises(DataError, match=r'twice\.csv:1: the header has the column "user" twice'):
         prepare(tmp_path / "twice.csv", tmp_path / "out", schema=schema)
@@ -302,24 +311,24 @@ def test_a_missing_column_is_named_with_the_nearest(tmp_path):
 def test_files_that_are_no_log_are_named(tmp_path):
     schema = Schema(label="y", features=(Column(name="k"),))
     with pytest.raises(DataError, match="There is no .*nowhere"):
-        open_source(tmp_path / "nowhere")
+        find_source(tmp_path / "nowhere")
     with pytest.raises(DataError, match="has no file"):
-        Tabular(tmp_path, schema)
+        usable(tmp_path, schema)
     pq.write_table(pa.table({"y": [1.0], "k": [1]}), tmp_path / "log.parquet")
     whole = (tmp_path / "log.parquet").read_bytes()
     (tmp_path / "log.parquet").write_bytes(whole[:-5])
     with pytest.raises(DataError, match=r"log\.parquet is not a whole Parquet file"):
-        Tabular(tmp_path / "log.parquet", schema)
+        usable(tmp_path / "log.parquet", schema)
     pq.write_table(pa.table({"y": pa.array([], pa.float32()), "k": pa.array([], pa.int64())}), tmp_path / "e.parquet")
     with pytest.raises(DataError, match=r"e\.parquet has no rows"):
-        Tabular(tmp_path / "e.parquet", schema)
+        usable(tmp_path / "e.parquet", schema)
     (tmp_path / "b.csv").write_bytes(b"y,k\n1,2\n1,\xff\xfe\n")
     with pytest.raises(DataError, match=r"b\.csv:3: this is not a line of text in UTF-8"):
         prepare(tmp_path / "b.csv", tmp_path / "out", schema=schema)
     with pytest.raises(DataError, match="both Parquet and text"):
-        Tabular(tmp_path, schema)
+        usable(tmp_path, schema)
     with pytest.raises(SettingsError, match="has its own schema"):
-        open_source(SAMPLES / "criteo.tsv", "criteo", schema)
+        find_source(SAMPLES / "criteo.tsv", "criteo", schema)
 
 
 def test_keys_of_every_integer_type_keep_their_value():
@@ -361,13 +370,10 @@ def test_the_real_criteo_sample_is_refused_at_its_first_odd_cell_or_read_whole(s
     file = shared_data / "criteo.tsv.zst"
     with pytest.raises(DataError, match=r'criteo\.tsv\.zst:4016: column "I3" holds \'h61e14\''):
         prepare(file, tmp_path / "out")
-    seen = []
-    dataset = prepare(
-        file, tmp_path / "out", bad="missing", split="samples:64000", progress=lambda *done: seen.append(done)
-    )
+    dataset = prepare(file, tmp_path / "out", bad="missing", split="samples:64000")
     assert (dataset.samples("train"), dataset.samples("test")) == (64000, 16000)
     table = pa.concat_tables([table_of(dataset), table_of(dataset, "test")])
     assert table.column("label").to_numpy().mean() == pytest.approx(0.224, abs=0.001)
     categories = [set(table.column(f"C{i}").unique().to_pylist()) - {-1} for i in range(1, 27)]
     assert sum(map(len, categories)) == 200_184
-    assert seen[-1] == (80_000, file.stat().st_size, file.stat().st_size)
+    assert dataset.facts["taken_as_missing"]["I3"] > 0

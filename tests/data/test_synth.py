@@ -1,6 +1,7 @@
 """A synthetic log is what it says: the same for a seed, with a truth that its facts know."""
 
 import hashlib
+import itertools
 
 import numpy as np
 import pyarrow as pa
@@ -13,8 +14,9 @@ from pydantic import ValidationError
 
 from hotrow.data import Reader, prepare, sessions, synth
 from hotrow.data.mix import Randoms, mix64
-from hotrow.data.synth import SynthSettings, auc, generate, write_log
-from hotrow.errors import DataError
+from hotrow.data.synth import SynthSettings, auc, generate, preset_settings, write_log
+from hotrow.errors import DataError, SettingsError
+from hotrow.profile import Repetition
 
 SMALL = SynthSettings(samples=6_000, users=50, items=80, history_length=5)
 
@@ -54,6 +56,25 @@ def test_a_log_does_not_depend_on_how_it_is_chunked(block, samples, history, cha
         patch.setattr(sessions, "BLOCK", block)
         assert table_of(settings).equals(whole)
     assert len(whole) == samples
+
+
+@hypothesis_settings(max_examples=15)
+@given(block=st.integers(1, 60), samples=st.integers(1, 700), mean=st.sampled_from([1.0, 2.0, 16.5]))
+def test_a_log_of_whole_sessions_does_not_depend_on_how_it_is_chunked(block, samples, mean):
+    settings = SynthSettings(
+        samples=samples, users=6, items=9, history_length=4, past=3, pause=400, whole=True, samples_per_session=mean
+    )
+    whole = table_of(settings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sessions, "BLOCK", block)
+        assert table_of(settings).equals(whole)
+    assert len(whole) == samples
+    assert (np.diff(whole.column("time").to_numpy()) > 0).all()
+    numbers = Randoms(settings.seed).key_of("session", np.arange(samples + 1))
+    lengths = dict(zip(*np.unique(whole.column("session").to_numpy(), return_counts=True), strict=True))
+    assert set(lengths) == set(numbers[: len(lengths)].tolist())  # no session is left out
+    wanted = sessions.Sessions(settings, Randoms(settings.seed))._lengths(np.arange(len(lengths)))
+    assert [lengths[n] for n in numbers[: len(lengths) - 1].tolist()] == wanted[:-1].tolist()  # nor cut, but the last
 
 
 @hypothesis_settings(max_examples=15)
@@ -101,6 +122,41 @@ def test_sessions_have_the_wanted_mean_and_slow_features_the_wanted_change():
     assert changed == pytest.approx(0.2 * (1 - 1 / settings.vocabulary), rel=0.1)
     context = table.column("context_0").to_numpy()
     assert (context[1:] != context[:-1])[within].mean() > 0.8
+
+
+def test_the_preset_recd_repeats_as_much_as_published():
+    settings = SynthSettings(samples=100_000, **preset_settings("recd"))
+    table = table_of(settings)
+    session = table.column("session").to_numpy()
+    met = 4096 / np.mean([len(np.unique(part)) for part in session[: 24 * 4096].reshape(24, 4096)])
+    assert met < 2  # few of a session meet in a batch of the log as it comes
+    found = Repetition.of(
+        table.sort_by([("session", "ascending"), ("time", "ascending")]), settings.log_schema().prepared()
+    )
+    assert found.samples_per_session == pytest.approx(16.5, rel=0.02)
+    assert found.exact_share == pytest.approx(0.80, abs=0.005)
+    assert found.slid_share == pytest.approx(0.89, abs=0.005)
+    assert preset_settings("") == {}
+    with pytest.raises(SettingsError, match='no preset "recdd".* "recd"'):
+        preset_settings("recdd")
+
+
+def test_features_of_one_clock_change_together():
+    settings = SynthSettings(samples=4_000, users=50, items=80, slow=3, interests=1, clocks=2, vocabulary=100_000)
+    table = table_of(settings).sort_by([("session", "ascending"), ("time", "ascending")])
+    changed = {
+        name: [a != b for a, b in itertools.pairwise(table.column(name).to_pylist())]
+        for name in ("slow_0", "slow_1", "slow_2", "interests_0")
+    }
+    assert changed["slow_0"] == changed["slow_2"] != changed["slow_1"] == changed["interests_0"]
+
+
+def test_the_default_log_is_what_it_was():
+    values = hashlib.sha256()
+    for column in table_of(SynthSettings(samples=20_000)).columns:
+        array = column.combine_chunks()
+        values.update((array.flatten() if pa.types.is_list(array.type) else array).to_numpy().tobytes())
+    assert values.hexdigest() == "fb7ff26045cd65dbf8bafcdf909e0f1b169e919a85094ded8a27097fd98d3bb3"
 
 
 def test_keys_follow_zipfs_law():

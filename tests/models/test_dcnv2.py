@@ -16,7 +16,7 @@ def test_a_cross_layer_multiplies_the_first_input_into_a_projection(rank: int | 
     first, x = torch.randn(4, 3), torch.randn(4, 3)
     got = cross(first, x)
     if rank is None:
-        matrix, bias = cross.project.weight, cross.project.bias
+        matrix, bias = cross.project[0].weight, cross.project[0].bias
     else:
         down, up = cross.project
         assert down.weight.shape == (2, 3)

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hotrow.data.batch import Batch
-from hotrow.embedded import JaggedRows
+from hotrow.embedded import JaggedRows, expand
 from hotrow.errors import SettingsError
 from hotrow.models import DINSettings, ModelInputs
 from hotrow.models.din import Attention, Dice
@@ -50,7 +50,7 @@ def test_attention_equals_loops_however_samples_share(
     targets = torch.randn(2 if target_inverse else size, 4)
     history_B = torch.tensor(history_inverse) if history_inverse else None
     target_B = torch.tensor(target_inverse) if target_inverse else None
-    got = attention(JaggedRows(values, OFFSETS, history_B), targets, target_B)
+    got = expand(*attention(JaggedRows(values, OFFSETS, history_B), targets, target_B))
     of_sample = [int(history_B[b]) if history_B is not None else b for b in range(size)]
     histories = [values[OFFSETS[s] : OFFSETS[s + 1]] for s in of_sample]
     expected = by_loops(attention, histories, targets if target_B is None else targets[target_B])
@@ -64,7 +64,7 @@ def test_one_group_for_history_and_target_is_computed_on_its_unique_samples() ->
     inverse = torch.tensor([2, 2, 2, 0, 1, 2])
     seen: list[int] = []
     attention.weigh.register_forward_hook(lambda _, given, __: seen.append(len(given[0])))
-    got = attention(JaggedRows(values, OFFSETS, inverse), targets, inverse)
+    got = expand(*attention(JaggedRows(values, OFFSETS, inverse), targets, inverse))
     assert seen == [5], "one hidden vector for each unique history row"
 
     attention.activation.mean.zero_()
@@ -72,22 +72,22 @@ def test_one_group_for_history_and_target_is_computed_on_its_unique_samples() ->
     lengths = (OFFSETS[1:] - OFFSETS[:-1])[inverse]
     expanded = torch.cat([values[OFFSETS[s] : OFFSETS[s + 1]] for s in inverse])
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-    torch.testing.assert_close(got, attention(JaggedRows(expanded, offsets, None), targets[inverse], None))
+    torch.testing.assert_close(got, attention(JaggedRows(expanded, offsets, None), targets[inverse], None)[0])
 
 
 def test_a_long_history_beside_a_short_one_does_not_change_it() -> None:
     torch.manual_seed(0)
     attention = Attention(4, 6, "prelu")
     values, targets = torch.randn(9, 4), torch.randn(2, 4)
-    short = attention(JaggedRows(values[:1], torch.tensor([0, 1]), None), targets[:1], None)
-    beside = attention(JaggedRows(values, torch.tensor([0, 1, 9]), None), targets, None)
+    short, _ = attention(JaggedRows(values[:1], torch.tensor([0, 1]), None), targets[:1], None)
+    beside, _ = attention(JaggedRows(values, torch.tensor([0, 1, 9]), None), targets, None)
     torch.testing.assert_close(beside[0], short[0])
 
 
 def test_histories_that_are_all_empty_give_zeros_and_leave_the_statistics_alone() -> None:
     attention = Attention(4, 6, "dice")
     empty = JaggedRows(torch.zeros(0, 4), torch.tensor([0, 0, 0]), None)
-    assert torch.equal(attention(empty, torch.randn(2, 4), None), torch.zeros(2, 4))
+    assert torch.equal(attention(empty, torch.randn(2, 4), None)[0], torch.zeros(2, 4))
     assert torch.equal(attention.activation.mean, torch.zeros(6))
 
 

@@ -19,6 +19,7 @@ from hotrow.models import (
     Model,
     ModelInputs,
     ModelSettings,
+    TransformerSettings,
     WideDeepSettings,
     build,
 )
@@ -35,6 +36,8 @@ CASES: dict[str, ModelSettings] = {
     "wide_deep": WideDeepSettings(),
     "din": DINSettings(),
     "din, prelu": DINSettings(activation="prelu"),
+    "transformer": TransformerSettings(),
+    "transformer, wider, one layer": TransformerSettings(width=12, heads=3, layers=1),
 }
 CaseOf = Callable[[ModelSettings], Any]
 
@@ -121,7 +124,7 @@ def test_a_sequence_without_other_use_is_averaged_behind_the_pooled_features() -
     values = torch.tensor([[1.0, 2.0], [3.0, 6.0], [5.0, 5.0]])
     sequence = JaggedRows(values, torch.tensor([0, 2, 2, 3]), torch.tensor([2, 0, 1, 0]))
     pooled = PooledGroup(("a",), (1,), torch.tensor([[7.0], [8.0]]), torch.tensor([0, 1, 1, 0]))
-    got = model.side_by_side(Embedded([pooled], {"s": sequence}))
+    got = model.joint(Embedded([pooled], {"s": sequence}), None).expanded()
     expected = [[7.0, 5.0, 5.0], [8.0, 2.0, 4.0], [8.0, 0.0, 0.0], [7.0, 2.0, 4.0]]
     torch.testing.assert_close(got, torch.tensor(expected))
 

@@ -65,6 +65,9 @@ def _hotrow(
 def synth(
     folder: Annotated[Path, typer.Argument(help="Where the log is put.")],
     samples: Annotated[int, typer.Option("--samples", min=1, help="How many samples to make.")] = 400_000,
+    preset: Annotated[
+        str, typer.Option("--preset", help="Settings to begin with: recd repeats as much as the logs RecD reports on.")
+    ] = "",
     settings: Settings = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
@@ -76,14 +79,15 @@ def synth(
     \b
     Example:
       hotrow synth logs/small --samples 100000 --set users=2000 --set seed=7
+      hotrow synth logs/recd --preset recd
       hotrow prepare logs/small data/small
     """
     from hotrow.cli import show
-    from hotrow.data.synth import SynthSettings, write_log
+    from hotrow.data.synth import SynthSettings, preset_settings, write_log
     from hotrow.settings import parse
     from hotrow.toml import override_setting
 
-    wanted: dict[str, Any] = {"samples": samples}
+    wanted: dict[str, Any] = {**preset_settings(preset), "samples": samples}
     for setting in settings or []:
         override_setting(wanted, setting)
     percent = _percent("Making, percent")
@@ -94,51 +98,6 @@ def synth(
         progress=lambda done, total: percent(done, done, total),
     )
     _give({"path": str(folder), **facts}, as_json, show.made)
-
-
-@app.command()
-def prepare(
-    source: Annotated[
-        Path, typer.Argument(help="The log: a file or a folder of Parquet, CSV or TSV, also .gz or .zst.")
-    ],
-    folder: Annotated[Path, typer.Argument(help="Where the data set is put.")],
-    schema: Annotated[
-        Path | None, typer.Option("--schema", help="TOML or JSON that says what the columns are.")
-    ] = None,
-    form: Annotated[str, typer.Option("--format", help="criteo, avazu, events, table, or auto to find out.")] = "auto",
-    split: Annotated[
-        str | None,
-        typer.Option("--split", help="What is test: last:0.1, time:T, samples:N, users:0.1 or none."),
-    ] = None,
-    bad: Annotated[
-        str,
-        typer.Option("--bad", help="Rows that cannot be used: refuse, skip, or missing to take values as missing."),
-    ] = "refuse",
-    overwrite: Overwrite = False,
-    as_json: AsJson = False,
-) -> None:
-    """Make a data set of a log: checked, hashed, divided into train and test, sessions together.
-
-    \b
-    Example:
-      hotrow prepare day_0.tsv.zst data/criteo --format criteo --split last:0.1
-      hotrow prepare clicks.parquet data/clicks --schema clicks.toml
-    """
-    from hotrow.cli import show
-    from hotrow.data import prepare as prepare_log
-    from hotrow.inspect import inspect as look
-
-    prepare_log(
-        source,
-        folder,
-        schema=schema,
-        format=form,  # type: ignore[arg-type]  # `prepare` names what it does not know
-        split=split,
-        bad=bad,  # type: ignore[arg-type]
-        overwrite=overwrite,
-        progress=_percent("Preparing, percent"),
-    )
-    _give(look(folder), as_json, show.inspected)
 
 
 @app.command()
@@ -290,3 +249,6 @@ def _give(data: dict[str, Any], as_json: bool, show: Any) -> None:
         print(json.dumps(data, indent=1, default=str, allow_nan=False))
     else:
         show(data)
+
+
+from hotrow.cli import flatten, plan, prepare, profile  # noqa: E402, F401  # add their commands

@@ -118,6 +118,13 @@ def _data_set(data: Mapping[str, Any]) -> None:
     _table("", ("split", "samples", "files"), splits)
     features = [(f["name"], f["kind"], f["table"], f["pooling"]) for f in data["features"]]
     _table("", ("feature", "kind", "table", "pooling"), features)
+    samples = sum(split["samples"] for split in data["splits"].values())
+    kept = [
+        (g["name"], ", ".join(g["columns"]), ", ".join(g["slides"]), f"{g['rows']:,}", f"{samples / max(1, g['rows']):.1f}")
+        for g in data["groups"]
+    ]
+    if kept:
+        _table("", ("group", "kept once", "slides", "rows", "samples a row"), kept)
     if data["dense"]:
         _console().print(f"dense: {', '.join(data['dense'])}", highlight=False, soft_wrap=True)
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -61,8 +62,11 @@ class Group:
         return self.unique_size if self.inverse is None else len(self.inverse)
 
     def __getitem__(self, feature: str) -> Jagged:
-        """One feature's bags over the unique samples."""
+        """One feature's bags over the unique samples, one after another even where windows overlap."""
         f, s = self.features.index(feature), self.unique_size
+        if self.begins is not None:
+            values, offsets, weights = self._bags(torch.arange(f * s, (f + 1) * s))
+            return Jagged(values, offsets, weights)
         offsets = self.offsets[f * s : (f + 1) * s + 1]
         first, last = int(offsets[0]), int(offsets[-1])
         weights = None if self.weights is None else self.weights[first:last]
@@ -81,18 +85,15 @@ class Group:
                 f"Feature {name}: {len(self.offsets)} offsets do not divide over {count} features; "
                 f"there must be features x samples + 1."
             )
-        if int(self.offsets[0]) != 0 or int(self.offsets[-1]) != len(self.values):
+        first, last = int(self.offsets[0]), int(self.offsets[-1])
+        if first != 0 or (self.begins is None and last != len(self.values)):
             raise BatchError(
-                f"Feature {name}: offsets run from {int(self.offsets[0])} to {int(self.offsets[-1])}, "
-                f"but there are {len(self.values)} values."
+                f"Feature {name}: offsets run from {first} to {last}, but there are {len(self.values)} values."
             )
         offsets = self.offsets.numpy()  # NumPy: a small check should not wait for torch's threads
-        if (offsets[1:] < offsets[:-1]).any():
-            at = int(np.argmax(offsets[1:] < offsets[:-1]))
-            culprit = self.features[at // self.unique_size]
-            raise BatchError(
-                f"Feature {culprit}: offsets decrease at sample {at % self.unique_size}; they must never fall."
-            )
+        self._refuse(offsets[1:] < offsets[:-1], "offsets decrease at sample {sample}; they must never fall")
+        if self.begins is not None:
+            self._check_begins(offsets, name)
         if self.weights is not None:
             _is(self.weights, torch.float32, 1, f"weights of feature {name}")
             if len(self.weights) != len(self.values):
@@ -107,18 +108,41 @@ class Group:
                     f"{int(self.inverse.max())}, but there are {self.unique_size}."
                 )
 
-    def expand(self) -> Group:
-        """The same group with every sample spelled out and no inverse."""
-        if self.inverse is None:
+    def _check_begins(self, offsets: npt.NDArray[np.int64], name: str) -> None:
+        assert self.begins is not None
+        _is(self.begins, torch.int64, 1, f"begins of feature {name}")
+        if len(self.begins) != len(offsets) - 1:
+            raise BatchError(f"Feature {name}: {len(self.begins)} begins for {len(offsets) - 1} bags; each needs one.")
+        begins, lengths = self.begins.numpy(), offsets[1:] - offsets[:-1]
+        outside = (begins < 0) | (begins > len(self.values) - lengths)
+        self._refuse(outside, f"the window of sample {{sample}} is not within the {len(self.values)} values")
+
+    def _refuse(self, wrong: npt.NDArray[np.bool_], why: str) -> None:
+        """Raises `BatchError` for the first bag that is wrong."""
+        if wrong.any():
+            feature, sample = divmod(int(np.argmax(wrong)), self.unique_size)
+            raise BatchError(f"Feature {self.features[feature]}: {why.format(sample=sample)}.")
+
+    def apart(self) -> Group:
+        """The same group with bags one after another: windows that overlap are spelled out, samples are not."""
+        if self.begins is None:
             return self
+        values, offsets, weights = self._bags(torch.arange(len(self.begins)))
+        return Group(self.features, values, offsets, self.inverse, weights)
+
+    def expand(self) -> Group:
+        """The same group with every sample spelled out: no inverse and no windows."""
+        if self.inverse is None:
+            return self.apart()
         bags = (torch.arange(len(self.features))[:, None] * self.unique_size + self.inverse).reshape(-1)
-        lengths = (self.offsets[1:] - self.offsets[:-1])[bags]
-        offsets = torch.zeros(len(bags) + 1, dtype=torch.int64)
-        torch.cumsum(lengths, 0, out=offsets[1:])
-        shift = torch.repeat_interleave(self.offsets[:-1][bags] - offsets[:-1], lengths)
-        at = torch.arange(int(offsets[-1])) + shift
-        weights = None if self.weights is None else self.weights[at]
-        return Group(self.features, self.values[at], offsets, None, weights)
+        values, offsets, weights = self._bags(bags)
+        return Group(self.features, values, offsets, None, weights)
+
+    def _bags(self, bags: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Values, offsets and weights of these bags, one after another."""
+        begins = self.offsets[:-1] if self.begins is None else self.begins
+        at, offsets = ranges(begins[bags], (self.offsets[1:] - self.offsets[:-1])[bags])
+        return self.values[at], offsets, None if self.weights is None else self.weights[at]
 
 
 @dataclass(frozen=True)
@@ -232,6 +256,14 @@ def join(features: Mapping[str, Jagged]) -> Group:
         start += len(jagged.values)
     weights = [j.weights for j in features.values() if j.weights is not None]
     return Group(tuple(features), values, torch.cat(offsets), None, torch.cat(weights) if weights else None)
+
+
+def ranges(begins: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """The places begin, begin + 1, ... of each range, one range after another, and the offsets between them."""
+    offsets = lengths.new_zeros(len(lengths) + 1)
+    torch.cumsum(lengths, 0, out=offsets[1:])
+    places = torch.arange(int(offsets[-1]), device=lengths.device)
+    return places + torch.repeat_interleave(begins - offsets[:-1], lengths, output_size=len(places)), offsets
 
 
 def _jagged(name: str, given: Tensor | Sequence[Sequence[int]] | Jagged) -> Jagged:

@@ -80,6 +80,13 @@ def keys(array: pa.Array) -> Made:
     return pa.array(np.full(len(array), MISSING)), np.ones(len(array), dtype=bool)
 
 
+def sessions(array: pa.Array) -> Made:
+    """Keys; a row that has none is at fault."""
+    made, wrong = keys(array)
+    none = made.to_numpy() == MISSING
+    return made, _some(none if wrong is None else wrong | none)
+
+
 def _text_keys(array: pa.Array) -> NDArray[np.int64]:
     """Only distinct texts are hashed."""
     coded = pc.dictionary_encode(array)

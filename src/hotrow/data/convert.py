@@ -5,11 +5,14 @@ What happens to a cell that cannot be used is the user's choice:
     refuse   the first one ends the job, named by file, line or row, column and value
     skip     its row is set aside and counted
     missing  the cell counts as missing where that has a meaning (dense values, keys); else as `refuse`
+
+A row without a session is at fault too: as one of a session of nobody's it would be clustered with strangers. With
+`missing` it is a session of its own. All that is set aside or taken as missing is counted by its reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,39 +21,87 @@ import pyarrow as pa
 
 from hotrow.data import columns
 from hotrow.data.columns import Made
-from hotrow.data.dataset import arrow_schema
-from hotrow.data.schema import Schema
+from hotrow.data.flat import arrow_schema
+from hotrow.data.schema import MISSING, Schema
 from hotrow.errors import DataError, nearest
 
 BadPolicy = Literal["refuse", "skip", "missing"]
 _KEPT_EXAMPLES = 20
 _KEY = "a key is an integer or a text"
+_SESSION = f"every sample needs a session, an integer or a text, and {MISSING} stands for none"
 
 
 @dataclass
 class BadRows:
-    """What to do with what cannot be used, and what was found so far."""
+    """What to do with what cannot be used, and what was found so far, by reason."""
 
     policy: BadPolicy = "refuse"
-    skipped: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
     examples: list[str] = field(default_factory=list)
+    missing: dict[str, int] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)
 
-    def refuse_or_skip(self, sentence: Callable[[int], str], count: int) -> None:
-        """Raises the first sentence, or sets `count` rows aside and keeps some sentences as examples."""
+    @property
+    def skipped(self) -> int:
+        """Rows set aside."""
+        return sum(self.reasons.values())
+
+    def refuse_or_skip(self, sentence: Callable[[int], str], count: int, reason: str, shown: int | None = None) -> None:
+        """Raises the first sentence, or sets `count` rows aside and keeps some of the `shown` sentences as examples."""
         if self.policy != "skip":
             raise DataError(f"{sentence(0)} Mend it, or set such rows aside with bad = skip.")
-        self.skipped += count
+        self.reasons[reason] = self.reasons.get(reason, 0) + count
         room = max(0, _KEPT_EXAMPLES - len(self.examples))
-        self.examples += [sentence(i) for i in range(min(count, room))]
+        self.examples += [sentence(i) for i in range(min(count if shown is None else shown, room))]
+
+    def refuse_or_skip_file(self, sentence: str, rows: int, reason: str) -> None:
+        """Raises the sentence, or sets a whole file of so many rows aside."""
+        if self.policy != "skip":
+            raise DataError(f"{sentence} Mend or remove it, or set it aside with bad = skip.")
+        self.files.append(sentence)
+        if rows:
+            self.reasons[reason] = self.reasons.get(reason, 0) + rows
+
+    def take_as_missing(self, column: str, count: int) -> None:
+        """Counts cells of a column that stand for nothing from now on."""
+        self.missing[column] = self.missing.get(column, 0) + count
+
+    def found(self) -> dict[str, Any]:
+        """As `of` reads it."""
+        return {"reasons": self.reasons, "examples": self.examples, "missing": self.missing, "files": self.files}
+
+    @staticmethod
+    def of(policy: BadPolicy, findings: Iterable[dict[str, Any]]) -> BadRows:
+        """What was found piece by piece, as one."""
+        whole = BadRows(policy)
+        for finding in findings:
+            for reason, count in finding["reasons"].items():
+                whole.reasons[reason] = whole.reasons.get(reason, 0) + count
+            for column, count in finding["missing"].items():
+                whole.take_as_missing(column, count)
+            whole.examples += finding["examples"][: _KEPT_EXAMPLES - len(whole.examples)]
+            whole.files += finding["files"]
+        return whole
+
+    def facts(self) -> dict[str, Any]:
+        """For the manifest; nothing where nothing was found."""
+        facts: dict[str, Any] = {}
+        if self.reasons:
+            facts["set_aside"] = {"rows": self.skipped, "reasons": self.reasons, "examples": self.examples}
+        if self.files:
+            facts["files_set_aside"] = self.files
+        if self.missing:
+            facts["taken_as_missing"] = self.missing
+        return facts
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some rows of a log: columns as read, and where each row stands."""
+    """Some rows of a log: columns as read, where each row stands, and how many bytes of the log they are."""
 
     rows: pa.RecordBatch
     place: Callable[[int], str]
-    bytes_done: int = 0
+    bytes: int = 0
 
     def column(self, name: str) -> pa.Array:
         """The column `name`, spelled out where it is dictionary-encoded."""
@@ -73,9 +124,12 @@ class Checked:
     def put(self, name: str, source: str, made: Made, takes: str, may_miss: bool = False) -> None:
         """Takes a column made from `source`; `takes` tells the user what such a column takes."""
         self.columns[name], wrong = made
-        if wrong is None or (may_miss and self._bad.policy == "missing"):
+        if wrong is None:
             return
         at = np.flatnonzero(wrong & ~self._drop)
+        if may_miss and self._bad.policy == "missing":
+            self._bad.take_as_missing(source, len(at))
+            return
         if len(at):
             cells = self._chunk.column(source)
 
@@ -83,7 +137,7 @@ class Checked:
                 row = int(at[i])
                 return f'{self._chunk.place(row)}: column "{source}" holds {_shown(cells[row])}; {takes}.'
 
-            self._bad.refuse_or_skip(sentence, len(at))
+            self._bad.refuse_or_skip(sentence, len(at), f'column "{source}"')
             self._drop[at] = True
 
     def rows(self, schema: pa.Schema | None = None) -> pa.RecordBatch:
@@ -97,7 +151,7 @@ class Checked:
     def chunk(self) -> Chunk:
         """The same as a chunk, whose places are still those of the log."""
         left = np.flatnonzero(~self._drop)
-        return Chunk(self.rows(), lambda i: self._chunk.place(int(left[i])), self._chunk.bytes_done)
+        return Chunk(self.rows(), lambda i: self._chunk.place(int(left[i])), self._chunk.bytes)
 
 
 def convert(chunk: Chunk, log: Schema, prepared: Schema, bad: BadRows) -> pa.RecordBatch:
@@ -114,9 +168,11 @@ def convert(chunk: Chunk, log: Schema, prepared: Schema, bad: BadRows) -> pa.Rec
         if raw.weights is not None and feature.weights is not None:
             made = columns.weight_lists(chunk.column(raw.weights), raw, checked.columns[feature.column])
             checked.put(feature.weights, raw.weights, made, f'it takes a finite number for each key of "{raw.column}"')
-    for role in ("session", "user"):
-        if (name := getattr(log, role)) is not None:
-            checked.put(getattr(prepared, role), name, columns.keys(chunk.column(name)), _KEY, may_miss=True)
+    if log.user is not None and prepared.user is not None:
+        checked.put(prepared.user, log.user, columns.keys(chunk.column(log.user)), _KEY, may_miss=True)
+    if log.session is not None and prepared.session is not None:
+        made = columns.sessions(chunk.column(log.session))
+        checked.put(prepared.session, log.session, made, _SESSION, may_miss=True)
     if log.time is not None and prepared.time is not None:
         made = columns.times(chunk.column(log.time))
         checked.put(prepared.time, log.time, made, "a time is an integer or a timestamp")

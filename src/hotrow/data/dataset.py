@@ -1,8 +1,14 @@
 """`DataSet`: prepared samples on disk, in Parquet files that any tool can read.
 
-    schema.json          what the columns mean
-    train-00000.parquet  samples of a split in parts; zstd, row groups of about 64k samples
-    manifest.json        what there must be (samples, bytes and SHA-256 of every part) and what is known of it
+    schema.json                what the columns mean, and which of them repeat together (`groups`)
+    train-00000.parquet        samples of a split in parts; zstd, row groups of about 64k samples
+    train-00000.G.parquet      what group G keeps once for samples that repeat; column G of the samples is the row here
+    train-00000.G.F.parquet    the keys that the lists of a sliding feature F are windows of: F_length from F_begin on
+    manifest.json              what there must be (rows, bytes and SHA-256 of every file) and what is known of it
+
+Rows are numbered within their file, so in any tool a join gives the flat log back (DuckDB's `file_row_number`), and
+`DataSet.flat` does. `dedup` says what is a repeat, `parts` how row groups are cut. Without groups only the first kind
+of file is there, which is also what version 1 wrote: its data sets are read as they are.
 
 The manifest is written last and the folder is renamed into its place, so a folder with a manifest is whole.
 Opening checks names and sizes only, which costs nothing; `verify` reads everything again.
@@ -11,7 +17,7 @@ Opening checks names and sizes only, which costs nothing; `verify` reads everyth
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,8 +25,11 @@ from typing import Any
 import pyarrow as pa
 from pydantic import Field
 
+from hotrow.data.dedup import SAMPLES, decode
+from hotrow.data.flat import arrow_schema
 from hotrow.data.folder import NewFolder
-from hotrow.data.parts import Part, PartsWriter
+from hotrow.data.parts import ROW_GROUP, File, Part, PartsWriter
+from hotrow.data.rowgroups import Footers, RowGroup
 from hotrow.data.schema import Schema
 from hotrow.errors import DataError, SettingsError, nearest
 from hotrow.files import sha256, write_text
@@ -29,7 +38,9 @@ from hotrow.settings import Settings, parse
 MANIFEST = "manifest.json"
 SCHEMA = "schema.json"
 FORMAT = "hotrow-dataset"
-VERSION = 1
+VERSION = 2
+
+__all__ = ["DataSet", "DataSetWriter", "arrow_schema", "write_manifest"]
 
 
 class Manifest(Settings):
@@ -39,20 +50,6 @@ class Manifest(Settings):
     version: int = VERSION
     splits: dict[str, tuple[Part, ...]]
     facts: dict[str, Any] = Field(default_factory=dict)
-
-
-def arrow_schema(schema: Schema) -> pa.Schema:
-    """The columns of a prepared data set's files, each once."""
-    fields: dict[str, pa.DataType] = {schema.label: pa.float32()}
-    fields |= {name: pa.float32() for name in schema.dense}
-    for f in schema.features:
-        fields[f.column] = pa.int64() if f.kind == "key" else pa.list_(pa.int64())
-        if f.weights is not None:
-            fields[f.weights] = pa.list_(pa.float32())
-    fields |= {name: pa.int64() for name in (schema.session, schema.time, schema.user) if name is not None}
-    if schema.weight is not None:
-        fields[schema.weight] = pa.float32()
-    return pa.schema(list(fields.items()))
 
 
 class DataSet:
@@ -77,13 +74,13 @@ class DataSet:
         except SettingsError as error:
             raise DataError(str(error)) from None
         dataset = DataSet(path, schema, manifest)
-        for part in dataset._all_parts():
-            file = path / part.file
+        for known in dataset._all_files():
+            file = path / known.file
             if not file.is_file():
-                raise DataError(f"{path}: the part {part.file} is missing. Copy it again or prepare again.")
-            if file.stat().st_size != part.bytes:
+                raise DataError(f"{path}: the file {known.file} is missing. Copy it again or prepare again.")
+            if file.stat().st_size != known.bytes:
                 raise DataError(
-                    f"{file} has {file.stat().st_size:,} bytes, the manifest says {part.bytes:,}: it was cut "
+                    f"{file} has {file.stat().st_size:,} bytes, the manifest says {known.bytes:,}: it was cut "
                     f"short or altered. Copy it again or prepare again."
                 )
         return dataset
@@ -99,10 +96,11 @@ class DataSet:
 
     @property
     def bytes(self) -> int:
-        return sum(part.bytes for part in self._all_parts())
+        """What all files together take."""
+        return sum(file.bytes for file in self._all_files())
 
     def parts(self, split: str) -> tuple[Part, ...]:
-        """The files of a split, in order."""
+        """The parts of a split, in order."""
         if split not in self.manifest.splits:
             raise DataError(f'{self.path} has no split "{split}".{nearest(split, self.splits)}')
         return self.manifest.splits[split]
@@ -111,15 +109,35 @@ class DataSet:
         """How many samples a split has."""
         return sum(part.samples for part in self.parts(split))
 
-    def verify(self) -> None:
-        """Reads every part again; raises `DataError` naming one that was altered."""
-        for part in self._all_parts():
-            if sha256(self.path / part.file) != part.sha256:
-                raise DataError(f"{self.path / part.file} was altered: its SHA-256 is not the manifest's.")
+    def rows(self, table: str) -> int:
+        """How many rows a table has in all splits: the distinct samples of a group, or the keys of a stretch."""
+        return sum(sum(file.rows) for file in self._all_files() if file.table == table)
 
-    def _all_parts(self) -> Iterator[Part]:
+    def verify(self) -> None:
+        """Reads every file again; raises `DataError` naming one that was altered."""
+        for file in self._all_files():
+            if sha256(self.path / file.file) != file.sha256:
+                raise DataError(f"{self.path / file.file} was altered: its SHA-256 is not the manifest's.")
+
+    def row_groups(self, split: str) -> list[RowGroup]:
+        """What a split is read by, in order."""
+        return [
+            RowGroup(self.path, part, number) for part in self.parts(split) for number in range(len(part.row_groups))
+        ]
+
+    def flat(self, split: str) -> Iterator[pa.Table]:
+        """The samples of a split with every column spelled out, in order, some thousands at a time.
+
+        Exactly what was written: the samples of the log in the order of the data set, whatever it keeps once.
+        """
+        footers: Footers = {}
+        for group in self.row_groups(split):
+            yield decode(group.read(self.schema, footers), self.schema)
+
+    def _all_files(self) -> Iterator[File]:
         for parts in self.manifest.splits.values():
-            yield from parts
+            for part in parts:
+                yield from part.files
 
 
 class DataSetWriter:
@@ -137,7 +155,7 @@ class DataSetWriter:
         schema: Schema,
         *,
         overwrite: bool = False,
-        row_group: int = 1 << 16,
+        row_group: int = ROW_GROUP,
         part: int = 1 << 22,
     ) -> None:
         if row_group < 1 or part < row_group:
@@ -145,7 +163,6 @@ class DataSetWriter:
         self.schema = schema
         self.facts: dict[str, Any] = {}
         self._folder = NewFolder(path, MANIFEST, overwrite)
-        self._columns = arrow_schema(schema)
         self._row_group = row_group
         self._part = part - part % row_group
         self._splits: dict[str, PartsWriter] = {}
@@ -162,11 +179,11 @@ class DataSetWriter:
     def split(self, name: str) -> PartsWriter:
         """Makes sure that the split is there, even if nothing is ever written to it."""
         if name not in self._splits:
-            self._splits[name] = PartsWriter(self._folder.work, name, self._columns, self._row_group, self._part)
+            self._splits[name] = PartsWriter(self._folder.work, name, self.schema, self._row_group, self._part)
         return self._splits[name]
 
     def write(self, split: str, samples: pa.RecordBatch | pa.Table) -> None:
-        """Adds samples to a split, in order."""
+        """Adds flat samples to a split, in order; where the schema has groups, a session's samples stand together."""
         self.split(split).write(samples)
 
     def __exit__(
@@ -185,13 +202,20 @@ class DataSetWriter:
 
     def _finish(self) -> None:
         splits = {name: writer.finish() for name, writer in self._splits.items()}
-        write_text(self._folder.work / SCHEMA, self.schema.to_json())
-        manifest = Manifest(splits=splits, facts=self.facts)
-        write_text(self._folder.work / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
+        write_manifest(self._folder.work, self.schema, splits, self.facts)
 
     def _abandon(self) -> None:
         for writer in self._splits.values():
             writer.abandon()
+
+
+def write_manifest(
+    folder: Path, schema: Schema, splits: Mapping[str, Sequence[Part]], facts: Mapping[str, Any] | None = None
+) -> None:
+    """Makes a data set of parts that are in `folder`: writes its schema, and last of all the manifest."""
+    write_text(folder / SCHEMA, schema.to_json())
+    manifest = Manifest(splits={name: tuple(parts) for name, parts in splits.items()}, facts=dict(facts or {}))
+    write_text(folder / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
 
 
 def _read_manifest(path: Path) -> Manifest:
@@ -201,12 +225,36 @@ def _read_manifest(path: Path) -> Manifest:
         raise DataError(f"{path} cannot be read: {error}.") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise DataError(f"{path} is not the manifest of a data set: its format is not {FORMAT}.")
-    if data.get("version") != VERSION:
+    if data.get("version") not in (1, VERSION):
         raise DataError(
-            f"{path} is of format version {data.get('version')}, this Hotrow reads version {VERSION}. "
+            f"{path} is of format version {data.get('version')}, this Hotrow reads versions 1 and {VERSION}. "
             f"Prepare the data set again, or use the Hotrow that wrote it."
         )
     try:
-        return parse(Manifest, data, str(path))
+        return _as_now(parse(_Manifest1, data, str(path))) if data["version"] == 1 else parse(Manifest, data, str(path))
     except SettingsError as error:
         raise DataError(str(error)) from None
+
+
+class _Part1(Settings):
+    """A part as version 1 listed it: one file of flat samples."""
+
+    file: str
+    samples: int
+    bytes: int
+    sha256: str
+    row_groups: tuple[int, ...]
+
+
+class _Manifest1(Settings):
+    format: str
+    version: int
+    splits: dict[str, tuple[_Part1, ...]]
+    facts: dict[str, Any] = Field(default_factory=dict)
+
+
+def _as_now(old: _Manifest1) -> Manifest:
+    def part(p: _Part1) -> Part:
+        return Part(files=(File(table=SAMPLES, file=p.file, rows=p.row_groups, bytes=p.bytes, sha256=p.sha256),))
+
+    return Manifest(splits={name: tuple(part(p) for p in parts) for name, parts in old.splits.items()}, facts=old.facts)

@@ -25,20 +25,11 @@ class NewFolder:
         self.work = self.path.with_name(f".{self.path.name}.{uuid4().hex[:12]}.partial")
 
     def __enter__(self) -> NewFolder:
-        if self.path.exists() and not self.path.is_dir():
-            raise DataError(f"{self.path} is a file; a folder is to be written there. Name another place.")
-        if self.path.is_dir() and any(self.path.iterdir()):
-            if not self.overwrite:
-                raise DataError(f"{self.path} is not empty. Name another folder, or overwrite it with --overwrite.")
-            if not (self.path / self.mark).is_file():
-                raise DataError(
-                    f"{self.path} is not empty and has no {self.mark}, so it was not written by this command "
-                    f"and is not overwritten. Name another folder."
-                )
+        refuse_in_use(self.path, self.mark, self.overwrite)
         try:
             self.work.mkdir(parents=True)
         except OSError as error:
-            raise _cannot_write(self.path, error) from error
+            raise cannot_write(self.path, error) from error
         return self
 
     def __exit__(
@@ -49,11 +40,11 @@ class NewFolder:
                 self._put_in_place()
             except OSError as failed:
                 shutil.rmtree(self.work, ignore_errors=True)
-                raise _cannot_write(self.path, failed) from failed
+                raise cannot_write(self.path, failed) from failed
             return
         shutil.rmtree(self.work, ignore_errors=True)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
-            raise _cannot_write(self.path, error) from error
+            raise cannot_write(self.path, error) from error
 
     def _put_in_place(self) -> None:
         if not self.path.exists():
@@ -69,7 +60,22 @@ class NewFolder:
         shutil.rmtree(old)
 
 
-def _cannot_write(path: Path, error: OSError) -> DataError:
+def refuse_in_use(path: Path, mark: str, overwrite: bool) -> None:
+    """Raises `DataError` where something is that may not be replaced."""
+    if path.exists() and not path.is_dir():
+        raise DataError(f"{path} is a file; a folder is to be written there. Name another place.")
+    if path.is_dir() and any(path.iterdir()):
+        if not overwrite:
+            raise DataError(f"{path} is not empty. Name another folder, or overwrite it with --overwrite.")
+        if not (path / mark).is_file():
+            raise DataError(
+                f"{path} is not empty and has no {mark}, so it was not written by this command "
+                f"and is not overwritten. Name another folder."
+            )
+
+
+def cannot_write(path: Path, error: OSError) -> DataError:
+    """What a full or broken disk did, as a sentence."""
     if error.errno == errno.ENOSPC:
         return DataError(f"The disk is full: {path} could not be written, and nothing of it was left behind.")
     return DataError(f"{path} could not be written: {error.strerror or error}. Nothing of it was left behind.")

@@ -1,9 +1,17 @@
 """`Reader`: batches of a data set in an order that seed and epoch alone decide, read ahead by threads.
 
+Batches are as deduplicated as the files: each group of columns that repeat together is a group of the batch with its
+inverse, sliding histories are windows of shared stretches, and nothing is expanded on the way but dense columns.
+
 An epoch's order is made of windows. The row groups of the split are permuted by (seed, epoch), each `window`
-of them form a window, and the samples of a window are permuted among themselves: as random as a window is
+of them form a window, and the sessions of a window are permuted among themselves: as random as a window is
 wide, at the price of reading whole row groups and holding `threads` + 1 windows in memory. Without `shuffle`
-the order is that of the files.
+the order is that of the files; without a session column every sample is a session of its own.
+
+Samples of a session stay together in their order: that is what makes a batch repeat itself. So a batch of B samples
+holds about B / S sessions of S samples, and where the samples of a session have correlated gradients (correlation c)
+the variance of the batch's mean gradient is 1 + c (S - 1) times that of B samples drawn one by one: a larger batch,
+which deduplication pays for, or a lower rate makes up for it. A session cut by a batch's end goes on in the next one.
 
 The epoch is cut into steps of `world` batches, and rank r takes the r-th batch of each step: the samples of a
 step do not depend on the number of ranks, only on `world * batch_size`. What remains for the last step is
@@ -17,28 +25,21 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from hotrow.data.ahead import ahead
 from hotrow.data.batch import Batch
-from hotrow.data.dataset import DataSet, arrow_schema
-from hotrow.data.samples import Rows, Samples
-from hotrow.errors import DataError, SettingsError
-
-
-class _RowGroup(NamedTuple):
-    file: Path
-    number: int
-    samples: int
+from hotrow.data.dataset import DataSet
+from hotrow.data.rowgroups import Footers, RowGroup
+from hotrow.data.samples import Pieces, Taken, Window, needed
+from hotrow.data.steps import Step, apply, schema_after
+from hotrow.errors import SettingsError
 
 
 class Reader:
@@ -64,6 +65,7 @@ class Reader:
         window: int = 4,
         threads: int = 1,
         prefetch: int = 8,
+        steps: Sequence[Step] = (),
     ) -> None:
         for name, value, least in (
             ("batch_size", batch_size, 1),
@@ -83,13 +85,11 @@ class Reader:
         self.rank, self.world = rank, world
         self._shuffle, self._seed = shuffle, seed
         self._window, self._threads, self._prefetch = window, threads, prefetch
-        self._columns = arrow_schema(dataset.schema).names
-        self._footers: dict[Path, Any] = {}
-        self._groups = [
-            _RowGroup(dataset.path / part.file, index, samples)
-            for part in dataset.parts(split)
-            for index, samples in enumerate(part.row_groups)
-        ]
+        self.schema = schema_after(steps, dataset.schema)
+        self._steps = tuple(steps)
+        self._without = set(dataset.schema.columns) - needed(dataset.schema, sessions=shuffle)
+        self._footers: Footers = {}
+        self._groups = dataset.row_groups(split)
         self.samples = sum(group.samples for group in self._groups)
         step = world * batch_size
         rest = self.samples % step
@@ -125,21 +125,19 @@ class Reader:
 
     def _read(self, epoch: int, batch: int) -> Generator[Batch]:
         """This rank's batches of an epoch from `batch` on."""
-        cuts = self._cuts(batch)
-        sizes = deque((cuts[:, 1] - cuts[:, 0]).tolist())
-        waiting: list[Samples] = []
+        cuts = deque(self._cuts(batch).tolist())
+        waiting: list[Taken] = []
         with closing(self._loaded(epoch, cuts)) as loaded:
-            for samples in loaded:
-                waiting.append(samples)
-                count = sum(part.size for part in waiting)
-                if count < sizes[0]:
-                    continue
-                joined, at = Samples.join(waiting), 0
-                while sizes and count - at >= sizes[0]:
-                    size = sizes.popleft()
-                    yield joined.batch(at, at + size)
-                    at += size
-                waiting = [joined.part(at, count)] if at < count else []
+            for begin, ordered in loaded:
+                end = begin + ordered.window.size
+                while cuts and cuts[0][0] < end:
+                    first, last = cuts[0]
+                    waiting.append(ordered.take(max(first, begin) - begin, min(last, end) - begin))
+                    if last > end:
+                        break
+                    cuts.popleft()
+                    yield Taken.join(waiting).batch()
+                    waiting = []
 
     def _cuts(self, batch: int) -> NDArray[np.int64]:
         """First and last sample, in the epoch's order, of each batch of this rank from `batch` on: [n, 2]."""
@@ -148,24 +146,25 @@ class Reader:
         widths = np.minimum(self.samples - begins, step)
         return np.stack([begins + widths * r // self.world for r in (self.rank, self.rank + 1)], axis=1)
 
-    def _loaded(self, epoch: int, cuts: NDArray[np.int64]) -> Generator[Samples]:
-        """What this rank takes from each window, in order; some windows are loaded ahead."""
-        windows = self._windows(epoch, cuts)
+    def _loaded(self, epoch: int, cuts: Sequence[Sequence[int]]) -> Generator[tuple[int, _Ordered]]:
+        """Each window this rank needs, and its first sample in the epoch's order; some are loaded ahead."""
+        windows = self._windows(epoch, np.array(cuts))
         if self._threads == 0:
-            yield from (self._load(*window) for window in windows)
+            yield from ((w.begin, self._load(w.groups, w.seed)) for w in windows)
             return
         pool = ThreadPoolExecutor(self._threads, thread_name_prefix="hotrow-reader")
         try:
-            loading = deque(pool.submit(self._load, *w) for w in itertools.islice(windows, self._threads))
+            loading = deque(_loading(pool, self._load, itertools.islice(windows, self._threads)))
             while loading:
-                samples = loading.popleft().result()
-                loading.extend(pool.submit(self._load, *w) for w in itertools.islice(windows, 1))
-                yield samples
+                begin, future = loading.popleft()
+                ordered = future.result()
+                loading.extend(_loading(pool, self._load, itertools.islice(windows, 1)))
+                yield begin, ordered
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _windows(self, epoch: int, cuts: NDArray[np.int64]) -> Iterator[tuple[list[_RowGroup], Rows]]:
-        """The row groups of each window this rank needs, and which of their samples, in order."""
+    def _windows(self, epoch: int, cuts: NDArray[np.int64]) -> Iterator[_Planned]:
+        """The windows this rank needs, in order."""
         groups = self._groups
         if self._shuffle:
             order = np.random.default_rng([self._seed, epoch]).permutation(len(groups))
@@ -173,28 +172,52 @@ class Reader:
         begin = 0
         for number, at in enumerate(range(0, len(groups), self._window), start=1):
             members = groups[at : at + self._window]
-            count = sum(group.samples for group in members)
-            own = np.clip(cuts - begin, 0, count)
-            own = own[own[:, 1] > own[:, 0]]
-            begin += count
-            if not len(own):
-                continue
-            whole = bool((own[1:, 0] == own[:-1, 1]).all())
-            rows: Rows = slice(int(own[0, 0]), int(own[-1, 1]))
-            if not whole:
-                rows = np.concatenate([np.arange(first, last) for first, last in own])
-            if self._shuffle:
-                rows = np.random.default_rng([self._seed, epoch, number]).permutation(count)[rows]
-            yield members, rows
+            end = begin + sum(group.samples for group in members)
+            if ((cuts[:, 0] < end) & (cuts[:, 1] > begin)).any():
+                yield _Planned(begin, members, [self._seed, epoch, number] if self._shuffle else None)
+            begin = end
 
-    def _load(self, groups: list[_RowGroup], rows: Rows) -> Samples:
-        tables = []
-        for group in groups:
-            try:
-                file = pq.ParquetFile(group.file, metadata=self._footers.get(group.file))
-                self._footers[group.file] = file.metadata
-                with file:
-                    tables.append(file.read_row_group(group.number, self._columns, use_threads=False))
-            except (OSError, KeyError, pa.ArrowException) as error:
-                raise DataError(f"{group.file}, row group {group.number}, cannot be read: {error}.") from error
-        return Samples.take(pa.concat_tables(tables), rows, self.dataset.schema)
+    def _load(self, groups: list[RowGroup], seed: list[int] | None) -> _Ordered:
+        schema = self.dataset.schema
+        window = Window.of([group.read(schema, self._footers, self._without) for group in groups], schema)
+        return _Ordered(apply(self._steps, window), seed)
+
+
+class _Planned(NamedTuple):
+    """A window to be loaded: its first sample in the epoch's order, its row groups, and the seed of its own order."""
+
+    begin: int
+    groups: list[RowGroup]
+    seed: list[int] | None
+
+
+def _loading(
+    pool: ThreadPoolExecutor, load: Callable[[list[RowGroup], list[int] | None], _Ordered], windows: Iterable[_Planned]
+) -> Iterator[tuple[int, Future[_Ordered]]]:
+    return ((w.begin, pool.submit(load, w.groups, w.seed)) for w in windows)
+
+
+class _Ordered:
+    """A window and the order of its samples: that of the files, or by sessions from a seed."""
+
+    def __init__(self, window: Window, seed: list[int] | None) -> None:
+        self.window = window
+        if seed is None:
+            self._pieces = Pieces(np.zeros(1, dtype=np.int64), np.array([window.size]))
+        else:
+            sessions = window.sessions()
+            order = np.random.default_rng(seed).permutation(len(sessions))
+            counts = np.diff(sessions, append=window.size)
+            self._pieces = Pieces(sessions[order], counts[order])
+        self._ends = np.cumsum(self._pieces.counts)
+
+    def take(self, first: int, last: int) -> Taken:
+        """The samples from `first` up to `last` in this order."""
+        a = int(np.searchsorted(self._ends, first, side="right"))
+        b = int(np.searchsorted(self._ends, last, side="left")) + 1
+        starts, counts = self._pieces.starts[a:b].copy(), self._pieces.counts[a:b].copy()
+        counts[-1] -= self._ends[b - 1] - last
+        skipped = first - (self._ends[a] - self._pieces.counts[a])
+        starts[0] += skipped
+        counts[0] -= skipped
+        return self.window.take(Pieces(starts, counts))

@@ -77,8 +77,8 @@ class Column(Settings):
 class Repeats(Settings):
     """Columns that change together within a session: a data set keeps each distinct combination of them once.
 
-    `columns` are names of features and dense columns. `slides` are those of them that are lists which move along a longer
-    one, as a history of clicks does: the longer one is kept once, each distinct sample is a window into it.
+    `columns` are names of features and dense columns. `slides` are those of them that are lists which move along a
+    longer one, as a history of clicks does: the longer one is kept once, each distinct sample is a window into it.
     """
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-]+$", description="names the file and the index column")
@@ -110,6 +110,8 @@ class Schema(Settings):
         return self
 
     def _check_groups(self) -> None:
+        if self.groups and self.session is None:
+            raise ValueError("groups repeat within a session, but there is no session column")
         lists = {f.name for f in self.features if f.kind == "keys"}
         known, grouped, named = {f.name for f in self.features} | set(self.dense), set[str](), set[str]()
         for group in self.groups or ():
@@ -118,7 +120,9 @@ class Schema(Settings):
             named.add(group.name)
             for name in group.columns:
                 if name not in known:
-                    raise ValueError(f'group {group.name} names "{name}", no feature or dense column.{nearest(name, known)}')
+                    raise ValueError(
+                        f'group {group.name} names "{name}", no feature or dense column.{nearest(name, known)}'
+                    )
                 if name in grouped:
                     raise ValueError(f'"{name}" stands in two groups, or twice in one; it can repeat in one only')
                 grouped.add(name)

@@ -24,7 +24,6 @@ BLOCK = 4096
 """Sessions drawn at a time. The log does not depend on it."""
 
 _SESSION_EVERY = 2_500
-_SAMPLE_EVERY = 30_000
 _LAG = 64
 """The most items a user may have seen since the snapshot of a history."""
 
@@ -64,25 +63,32 @@ class Visits:
 
 
 class Sessions:
-    """All visits there will ever be; iterate as long as more are wanted."""
+    """All visits there will ever be; iterate as long as more are wanted, or with `whole` until there are no more."""
 
     def __init__(self, settings: SynthSettings, random: Randoms) -> None:
         self._settings, self._random = settings, random
         self._keep = settings.history_length + _LAG
-        self._seen = np.zeros(settings.users, dtype=np.int64)
+        past = min(settings.past, settings.history_length)
+        self._seen = np.full(settings.users, past, dtype=np.int64)
         self._recent = np.zeros((settings.users, self._keep), dtype=np.int32)
+        everyone = np.arange(settings.users)
+        for at in range(past):
+            drawn = random.uniform("past", everyone, np.full(settings.users, at))
+            self._recent[:, at] = random.zipf(settings.items, settings.item_zipf, drawn)
         self._snapshots = np.zeros(0, dtype=np.int64)
         self._oldest = 0
         self._last_time = -1
+        self._count, self._last_length = self._whole() if settings.whole else (1 << 62, 0)
 
     def __iter__(self) -> Iterator[Visits]:
         waiting = self._draw(0, 0)
         number = 0
-        while True:
-            waiting = waiting.join(self._draw(number, number + BLOCK))
+        while number < self._count:
+            waiting = waiting.join(self._draw(number, min(number + BLOCK, self._count)))
             number += BLOCK
             waiting = waiting.pick(np.lexsort((waiting.session, waiting.time)))
-            ready = int(np.searchsorted(waiting.time, number * _SESSION_EVERY))
+            last = number >= self._count
+            ready = len(waiting) if last else int(np.searchsorted(waiting.time, number * _SESSION_EVERY))
             now, waiting = waiting.pick(slice(0, ready)), waiting.pick(slice(ready, len(waiting)))
             if ready:
                 yield self._remember(now, int(waiting.session.min()) if len(waiting) else number, number)
@@ -91,18 +97,22 @@ class Sessions:
         """The samples of some sessions, session after session."""
         s, random = self._settings, self._random
         sessions = np.arange(first, last, dtype=np.int64)
+        history_change = s.change if s.history_change is None else s.history_change
         lengths = self._lengths(sessions)
+        if last == self._count:
+            lengths[-1:] = self._last_length
         users = random.zipf(s.users, s.user_zipf, random.uniform("session user", sessions))
         begins = ((sessions + random.uniform("session begin", sessions)) * _SESSION_EVERY).astype(np.int64)
         session = np.repeat(sessions, lengths)
         starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
         step = np.arange(len(session)) - starts
-        pause = ((0.2 + 1.6 * random.uniform("pause", session, step)) * _SAMPLE_EVERY).astype(np.int64)
+        pause = ((0.2 + 1.6 * random.uniform("pause", session, step)) * (s.pause * 1000)).astype(np.int64)
         pause[step == 0] = 0
         elapsed = np.cumsum(pause)
         changed = np.empty((len(session), s.slow + s.interests), dtype=np.int64)
         for i in range(changed.shape[1]):
-            drawn = random.uniform(f"change {i}", session, step) < s.change
+            clock = i if s.clocks is None else i % s.clocks
+            drawn = random.uniform(f"change {clock}", session, step) < s.change
             total = np.cumsum(drawn & (step > 0))
             changed[:, i] = total - total[starts] if len(total) else total
         return Visits(
@@ -111,7 +121,7 @@ class Sessions:
             user=np.repeat(users, lengths),
             item=random.zipf(s.items, s.item_zipf, random.uniform("item", session, step)),
             time=np.repeat(begins, lengths) + elapsed - (elapsed[starts] if len(elapsed) else 0),
-            fresh=(step == 0) | (random.uniform("fresh", session, step) < s.change),
+            fresh=(step == 0) | (random.uniform("fresh", session, step) < history_change),
             changes=changed,
             history=np.zeros((len(session), 0), dtype=np.int32),
         )
@@ -124,6 +134,17 @@ class Sessions:
         drawn = np.log1p(-self._random.uniform("session length", sessions)) / np.log1p(-1 / mean)
         lengths: Ints = 1 + np.minimum(drawn, 20 * mean).astype(np.int64)
         return lengths
+
+    def _whole(self) -> tuple[int, int]:
+        """How many sessions have all the samples wanted, and how long the last of them then is."""
+        number, left = 0, self._settings.samples
+        while True:
+            lengths = self._lengths(np.arange(number, number + BLOCK, dtype=np.int64))
+            total = np.cumsum(lengths)
+            if total[-1] >= left:
+                last = int(np.searchsorted(total, left))
+                return number + last + 1, int(left - (total[last] - lengths[last]))
+            number, left = number + BLOCK, left - int(total[-1])
 
     def _remember(self, v: Visits, oldest: int, newest: int) -> Visits:
         """`v` with histories and strictly growing times; what later visits need is kept."""

@@ -10,10 +10,12 @@ follow Zipf's law and are spread over all of int64.
 
 Sessions begin every few seconds, last minutes and overlap; the log is in order of time, as a real one is. In
 a session, slow features of the user and the snapshot of the history change with chance `change` a sample; a
-history holds the last items that the user saw before its snapshot, so it slides.
+history holds the last items that the user saw before its snapshot, so it slides. `PRESETS` has settings for logs
+that repeat as published ones do.
 
 Every number is a hash of seed, session and sample, so a log is the same however it is chunked. About 0.4
-million samples a second on one core; memory grows with users, items and test samples only.
+million samples a second on one core, 0.05 with the long lists of the preset `recd`; memory grows with users, items,
+open sessions and test samples only.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from hotrow.data.parts import PartsWriter
 from hotrow.data.schema import Column, Schema
 from hotrow.data.sessions import Sessions, Visits
 from hotrow.data.sources.tabular import LOG
+from hotrow.errors import SettingsError, nearest
 from hotrow.files import write_text
 from hotrow.settings import Settings
 from hotrow.train import metrics
@@ -53,10 +56,20 @@ class SynthSettings(Settings):
     user_zipf: float = Field(1.05, ge=0, description="exponent of Zipf's law for users; 0 is uniform")
     item_zipf: float = Field(1.05, ge=0, description="exponent of Zipf's law for items and contexts")
     samples_per_session: float = Field(16.5, ge=1, description="mean; 16.5 is what RecD reports")
+    pause: float = Field(30.0, gt=0, description="mean seconds between two samples of a session; they begin every 2.5")
+    whole: bool = Field(False, description="the log ends when its last session does, not in the midst of many")
     history_length: int = Field(20, gt=0)
+    history_change: float | None = Field(
+        None, ge=0, le=1, description="chance of a newer snapshot of the history, a sample; `change` if not given"
+    )
+    past: int = Field(0, ge=0, description="items each user has seen before the log begins, `history_length` at most")
     contexts: int = Field(4, ge=0, description="one-key features that are drawn anew for each sample")
     slow: int = Field(3, ge=0, description="one-key features of the user that seldom change in a session")
     interests: int = Field(1, ge=0, description="list features of the user that seldom change in a session")
+    interest_length: int = Field(5, ge=2, description="most keys of an interest; there are at least 2")
+    clocks: int | None = Field(
+        None, gt=0, description="in how many sets slow features and interests change together; each alone if not given"
+    )
     vocabulary: int = Field(50, gt=0, description="distinct keys of each context, slow and interest feature")
     dense: int = Field(4, ge=0)
     factors: int = Field(2, gt=0, description="dimension of the planted factors")
@@ -87,6 +100,38 @@ class SynthSettings(Settings):
             time="time",
             user="user",
         )
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "recd": {
+        "users": 40_000,
+        "items": 20_000,
+        "user_zipf": 0.5,
+        "samples_per_session": 16.5,
+        "pause": 600.0,
+        "whole": True,
+        "history_length": 100,
+        "history_change": 0.155,
+        "past": 100,
+        "interests": 4,
+        "interest_length": 18,
+        "slow": 5,
+        "clocks": 2,
+        "change": 0.05,
+        "vocabulary": 1_000,
+        "contexts": 2,
+        "dense": 2,
+    },
+}
+"""Settings by name. `recd` repeats as the logs RecD reports on: 16.5 samples a session, some thousand sessions open
+at a time, 80% of all values exact repeats of the sample before, 89% counting histories that slid (`Repetition`)."""
+
+
+def preset_settings(name: str) -> dict[str, Any]:
+    """The settings of a preset; nothing for no name."""
+    if name and name not in PRESETS:
+        raise SettingsError(f'There is no preset "{name}".{nearest(name, PRESETS)}')
+    return dict(PRESETS[name]) if name else {}
 
 
 def write_log(
@@ -222,16 +267,17 @@ class _World:
         return _lists(keys, lengths), total / np.maximum(lengths, 1)[:, None]
 
     def _interest(self, name: str, factors: Floats, v: Visits) -> tuple[pa.Array, Floats]:
-        """The interests as keys, and their mean factor; from 2 to 5 of them."""
+        """The interests as keys, and their mean factor; at least 2 of them."""
         s, random = self.settings, self.random
         state = v.state(s.slow + int(name.removeprefix("interests_")))
-        lengths = 2 + (random.uniform(name + " length", v.user, *state) * 4).astype(np.int64)
-        drawn = np.empty((len(v), 5), dtype=np.int64)
+        most = s.interest_length
+        lengths = 2 + (random.uniform(name + " length", v.user, *state) * (most - 1)).astype(np.int64)
+        drawn = np.empty((len(v), most), dtype=np.int64)
         total = np.zeros((len(v), s.factors))
-        for i in range(5):
+        for i in range(most):
             drawn[:, i] = random.uniform(f"{name} {i}", v.user, *state) * s.vocabulary
             total += np.where((i < lengths)[:, None], factors[drawn[:, i]], 0.0)
-        keys = self._keys[name][drawn[np.arange(5) < lengths[:, None]]]
+        keys = self._keys[name][drawn[np.arange(most) < lengths[:, None]]]
         return _lists(keys, lengths), total / lengths[:, None]
 
 

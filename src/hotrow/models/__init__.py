@@ -9,6 +9,7 @@ from hotrow.models.deepfm import DeepFM, DeepFMSettings
 from hotrow.models.din import DIN, DINSettings
 from hotrow.models.dlrm import DLRM, DLRMSettings
 from hotrow.models.model import ModelInputs, ModelSettings, RankingModel
+from hotrow.models.transformer import Transformer, TransformerSettings
 from hotrow.models.wide_deep import WideDeep, WideDeepSettings
 
 __all__ = [
@@ -24,13 +25,15 @@ __all__ = [
     "ModelInputs",
     "ModelSettings",
     "RankingModel",
+    "Transformer",
+    "TransformerSettings",
     "WideDeep",
     "WideDeepSettings",
     "build",
 ]
 
 Model = Annotated[
-    DLRMSettings | DCNv2Settings | DeepFMSettings | WideDeepSettings | DINSettings,
+    DLRMSettings | DCNv2Settings | DeepFMSettings | WideDeepSettings | DINSettings | TransformerSettings,
     Field(discriminator="name"),
 ]
 

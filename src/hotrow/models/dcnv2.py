@@ -2,7 +2,8 @@
 
 A cross layer is x0 * (W x + b) + x. With `rank` r, W is the product of a [d, r] and an [r, d] matrix, which
 costs 2 d r instead of d^2 products a sample; the paper finds d / 4 nearly as good. The MLP stands beside the
-cross layers ("parallel") or on top of them ("stacked").
+cross layers ("parallel") or on top of them ("stacked"). Products of features need every sample; on unique samples
+there are the first product with W and the first layer of an MLP that stands beside.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from hotrow.embedded import Embedded
-from hotrow.models.model import ModelInputs, ModelSettings, RankingModel, Widths, joined, linear, mlp
+from hotrow.models.joint import Joint
+from hotrow.models.model import ModelInputs, ModelSettings, RankingModel, Widths, linear, mlp
 
 
 class DCNv2Settings(ModelSettings):
@@ -36,13 +38,14 @@ class Cross(nn.Module):
 
     def __init__(self, width: int, rank: int | None) -> None:
         super().__init__()
-        self.project: nn.Module = (
-            linear(width, width)
-            if rank is None
-            else nn.Sequential(linear(width, rank, bias=False), linear(rank, width))
+        self.project = nn.Sequential(
+            *([linear(width, width)] if rank is None else [linear(width, rank, bias=False), linear(rank, width)])
         )
 
-    def forward(self, first: Tensor, x: Tensor) -> Tensor:
+    def forward(self, first: Tensor, x: Tensor | Joint) -> Tensor:
+        """`first` is x0; x may be given as the inputs it is made of, as the first layer has it."""
+        if isinstance(x, Joint):
+            return torch.addcmul(first, first, x.through(self.project))
         return torch.addcmul(x, first, self.project(x))
 
 
@@ -59,10 +62,11 @@ class DCNv2(RankingModel):
         self.out = linear(deep_width if self.stacked else width + deep_width, 1)
 
     def forward(self, embedded: Embedded, dense: Tensor | None = None) -> Tensor:
-        first = joined(self.side_by_side(embedded), self.dense_inputs(dense))
+        inputs = self.joint(embedded, dense)
+        first = inputs.expanded()
         x = first
-        for cross in self.crosses:
-            x = cross(first, x)
-        last = self.deep(x) if self.stacked else torch.cat([x, self.deep(first)], dim=1)
+        for number, cross in enumerate(self.crosses):
+            x = cross(first, x if number else inputs)
+        last = self.deep(x) if self.stacked else torch.cat([x, inputs.through(self.deep)], dim=1)
         logits: Tensor = self.out(last)
         return logits.squeeze(1)

@@ -2,7 +2,8 @@
 
 A row is a vector and, as its last value, a linear weight. All pairwise products are had from two sums,
 (|sum of v|^2 - sum of |v|^2) / 2, in time linear in the features. Each dense input has a vector of its own
-that it scales, so it takes part in the products; the MLP sees it as it is.
+that it scales, so it takes part in the products; the MLP sees it as it is. The sums over a group's features, and its
+share in the MLP's first layer, are computed on unique samples.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from hotrow.embedded import Embedded
+from hotrow.embedded import Embedded, PooledGroup, expand
 from hotrow.errors import SettingsError
-from hotrow.models.model import ModelInputs, ModelSettings, RankingModel, Widths, joined, linear, mlp
+from hotrow.models.joint import Joint
+from hotrow.models.model import ModelInputs, ModelSettings, RankingModel, Widths, linear, mlp
 
 
 class DeepFMSettings(ModelSettings):
@@ -46,13 +48,17 @@ class DeepFM(RankingModel):
         self.deep = mlp(self.fields * self.dim + inputs.dense, settings.deep, 1, settings.dropout)
 
     def forward(self, embedded: Embedded, dense: Tensor | None = None) -> Tensor:
-        rows_BFD = self.side_by_side(embedded).reshape(-1, self.fields, self.dim + 1)
         dense = self.dense_inputs(dense)
-        vectors_BFD = rows_BFD[..., : self.dim]
-        logits: Tensor = self.deep(joined(vectors_BFD.flatten(1), dense)).squeeze(1)
-        logits = logits + rows_BFD[..., self.dim].sum(dim=1)
-
-        total, squares = vectors_BFD.sum(dim=1), vectors_BFD.square().sum(dim=1)
+        vectors, sums = [], []
+        for group in self.unique_groups(embedded):
+            rows_SFD = group.rows.reshape(-1, len(group.features), self.dim + 1)
+            vectors_SFD = rows_SFD[..., : self.dim]
+            dims = tuple(self.dim for _ in group.features)
+            vectors.append(PooledGroup(group.features, dims, vectors_SFD.flatten(1), group.inverse))
+            of_group = [rows_SFD.sum(dim=1), vectors_SFD.square().sum(dim=1)]
+            sums.append(expand(torch.cat(of_group, dim=1), group.inverse))
+        total, weights, squares = torch.split(sum(sums[1:], sums[0]), [self.dim, 1, self.dim], dim=1)
+        logits = Joint(self.inputs.names, vectors, dense).through(self.deep).squeeze(1) + weights.squeeze(1)
         if dense is not None:
             logits = logits + self.dense_weights(dense).squeeze(1)
             total = total + dense @ self.dense_vectors

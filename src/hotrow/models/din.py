@@ -3,8 +3,9 @@
 A weight is a small network on (h, t, h * t) for each history row h and target t; the authors' h - t is a
 linear combination of the first two, so leaving it out loses nothing. The first layer splits into a part of
 h, computed once for each unique history row, a part of t, once for each unique target, and a part of h * t,
-which alone needs each distinct pair of history and target. Samples that share both are computed once. Nothing
-is padded: attention runs on the rows there are. As in the paper the weights are not normalized.
+which alone needs each distinct pair of history and target. Samples that share both are computed once; a row
+that several windows of a sliding history share counts as one. Nothing is padded: attention runs on the rows
+there are. As in the paper the weights are not normalized.
 
 Dice's statistics count a row as often as the batch has it, so deduplication does not change them; with
 several trainers they are each trainer's own.
@@ -18,9 +19,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from hotrow.embedded import Embedded, JaggedRows
-from hotrow.errors import SettingsError, nearest
-from hotrow.models.model import ModelInputs, ModelSettings, RankingModel, Widths, expand, joined, linear
+from hotrow.data.batch import ranges
+from hotrow.embedded import Embedded, JaggedRows, PooledGroup, pairs
+from hotrow.models.histories import targets_of
+from hotrow.models.joint import Joint
+from hotrow.models.model import ModelInputs, ModelSettings, RankingModel, Widths, linear
 
 
 class DINSettings(ModelSettings):
@@ -68,7 +71,7 @@ class Dice(nn.Module):
 
 
 class Attention(nn.Module):
-    """The local activation unit: for each sample the weighted sum of its history rows."""
+    """The local activation unit: the weighted sum of a history's rows."""
 
     def __init__(self, dim: int, hidden: int, activation: str) -> None:
         super().__init__()
@@ -78,13 +81,18 @@ class Attention(nn.Module):
         self.activation = _activation(activation, hidden)
         self.weigh = linear(hidden, 1)
 
-    def forward(self, history: JaggedRows, targets: Tensor, target_inverse: Tensor | None) -> Tensor:
-        """`[B, D]` for histories and targets `[S, D]`, each on the unique samples of its group."""
-        history_P, target_P, inverse = _pairs(history, len(targets), target_inverse)
+    def forward(
+        self, history: JaggedRows, targets: Tensor, target_inverse: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """`[P, D]` for the distinct pairs of history and target there are, and the inverse that expands it.
+
+        Histories and targets `[S, D]` are on the unique samples of their groups.
+        """
+        histories, device = len(history.offsets) - 1, history.offsets.device
+        history_P, target_P, inverse = pairs((histories, history.inverse), (len(targets), target_inverse), device)
         lengths_P = history.lengths.index_select(0, history_P)
-        pair_N = torch.repeat_interleave(torch.arange(len(lengths_P), device=lengths_P.device), lengths_P)
-        begin_P = history.offsets.index_select(0, history_P) - (lengths_P.cumsum(0) - lengths_P)
-        row_N = torch.arange(len(pair_N), device=pair_N.device) + begin_P.index_select(0, pair_N)
+        row_N, _ = ranges(history.starts.index_select(0, history_P), lengths_P)
+        pair_N = torch.repeat_interleave(torch.arange(len(lengths_P), device=device), lengths_P)
 
         rows_ND = history.values.index_select(0, row_N)
         target_N = target_P.index_select(0, pair_N)
@@ -96,7 +104,7 @@ class Attention(nn.Module):
             counts_N = torch.bincount(inverse, minlength=len(lengths_P)).index_select(0, pair_N)
         weight_N1 = self.weigh(_activate(self.activation, hidden, counts_N))
         attended = rows_ND.new_zeros(len(lengths_P), rows_ND.shape[1]).index_add(0, pair_N, weight_N1 * rows_ND)
-        return expand(attended, inverse)
+        return attended, inverse
 
 
 class DIN(RankingModel):
@@ -104,7 +112,7 @@ class DIN(RankingModel):
 
     def __init__(self, settings: DINSettings, inputs: ModelInputs) -> None:
         super().__init__(inputs)
-        self.targets = _targets(settings, inputs)
+        self.targets = targets_of("din", settings.targets, inputs)
         self.others = tuple(name for name in inputs.names if name not in self.targets)
         self.attentions = nn.ModuleList(
             Attention(inputs.dims[history], settings.attention, settings.activation) for history in self.targets
@@ -117,29 +125,12 @@ class DIN(RankingModel):
         self.deep = nn.Sequential(*layers, linear(width, 1))
 
     def forward(self, embedded: Embedded, dense: Tensor | None = None) -> Tensor:
-        attended = [
-            attention(embedded.sequence(history), *embedded.unique(target))
-            for attention, (history, target) in zip(self.attentions, self.targets.items(), strict=True)
-        ]
-        logits: Tensor = self.deep(
-            joined(self.side_by_side(embedded, self.others), *attended, self.dense_inputs(dense))
-        )
-        return logits.squeeze(1)
-
-
-def _pairs(history: JaggedRows, targets: int, target_inverse: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The distinct pairs of history and target, as two indices, and for each sample which pair is its own."""
-    histories = len(history.offsets) - 1
-    if history.inverse is target_inverse and histories == targets:  # one group: a unique sample is a pair
-        each = torch.arange(targets, device=history.offsets.device)
-        return each, each, target_inverse
-    if history.inverse is None or target_inverse is None:
-        inverse = target_inverse if history.inverse is None else history.inverse
-        assert inverse is not None
-        each = torch.arange(len(inverse), device=inverse.device)
-        return (each, inverse, None) if history.inverse is None else (inverse, each, None)
-    pairs, inverse = torch.unique(history.inverse * targets + target_inverse, return_inverse=True)
-    return pairs // targets, pairs % targets, inverse
+        groups = self.unique_groups(embedded, self.others)
+        for attention, (history, target) in zip(self.attentions, self.targets.items(), strict=True):
+            attended, inverse = attention(embedded.sequence(history), *embedded.unique(target))
+            groups.append(PooledGroup((history,), (attended.shape[1],), attended, inverse))
+        joint = Joint((*self.others, *self.targets), groups, self.dense_inputs(dense))
+        return joint.through(self.deep).squeeze(1)
 
 
 def _activation(name: str, width: int) -> nn.Module:
@@ -149,33 +140,3 @@ def _activation(name: str, width: int) -> nn.Module:
 def _activate(activation: nn.Module, x: Tensor, counts: Tensor | None) -> Tensor:
     y: Tensor = activation(x, counts) if isinstance(activation, Dice) else activation(x)
     return y
-
-
-def _targets(settings: DINSettings, inputs: ModelInputs) -> dict[str, str]:
-    """Each history and its target, as set or found; refuses names and dims that cannot be."""
-    targets = settings.targets or _found_targets(inputs)
-    if not targets:
-        raise SettingsError(
-            "din found no history: no sequence feature looks up the same table as just one pooled feature; "
-            'name them in the model\'s settings, targets = { history = "target" }.'
-        )
-    for history, target in targets.items():
-        for name, known, what in ((history, inputs.sequences, "sequence"), (target, inputs.pooled, "pooled")):
-            if name not in known:
-                raise SettingsError(f'din: there is no {what} feature "{name}".{nearest(name, known)}')
-        if inputs.dims[history] != inputs.dims[target]:
-            raise SettingsError(
-                f"din weighs {history} against {target}, so their rows need one dim, not "
-                f"{inputs.dims[history]} and {inputs.dims[target]}."
-            )
-    return targets
-
-
-def _found_targets(inputs: ModelInputs) -> dict[str, str]:
-    table_of = {feature.name: feature.table for feature in inputs.features}
-    found: dict[str, str] = {}
-    for history in inputs.sequences:
-        same = [name for name in inputs.pooled if table_of[name] == table_of[history]]
-        if len(same) == 1:
-            found[history] = same[0]
-    return found

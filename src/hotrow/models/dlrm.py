@@ -3,7 +3,7 @@
 The bottom MLP turns the dense inputs into one more vector of the features' dim. Without dense inputs that
 vector is a learned constant, which gives every feature a linear term. The top MLP sees that vector and the
 dot products of every two of the V vectors. They come from one batched product `[B, V, V]`, of which a good
-half is thrown away.
+half is thrown away. They need every sample's vectors: unique samples save the lookups and the pooling, no more.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class DLRM(RankingModel):
         self.top = mlp(self.dim + len(self.pairs), settings.top, 1)
 
     def forward(self, embedded: Embedded, dense: Tensor | None = None) -> Tensor:
-        rows = self.side_by_side(embedded)
+        rows = self.joint(embedded, dense).features()
         dense = self.dense_inputs(dense)
         first = self.constant.expand(len(rows), -1) if dense is None else self.bottom(dense)
         logits: Tensor = self.top(torch.cat([first, self.interact(torch.cat([first, rows], dim=1))], dim=1))

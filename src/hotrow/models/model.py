@@ -4,13 +4,14 @@ A model's settings build it: `settings.build(inputs)`. `wide` says that every ta
 than its vector: the last is the feature's linear weight, so Wide&Deep and DeepFM need no second lookup. The
 price is that a vector and its weight share an optimizer, and under row-wise Adagrad one accumulator.
 
-A sequence that a model has no other use for is averaged, on unique samples, before it is expanded. All linear
-layers start from Xavier-normal weights and zero biases, drawn from torch's own generator.
+A model computes on unique samples as far as samples do not differ: its first linear layer too (`Joint`). A sequence
+that it has no other use for is averaged, on unique samples. All linear layers start from Xavier-normal weights and
+zero biases, drawn from torch's own generator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, ClassVar
@@ -18,9 +19,12 @@ from typing import Annotated, ClassVar
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from hotrow.embedded import Embedded, JaggedRows
+from hotrow.data.batch import ranges
+from hotrow.embedded import Embedded, JaggedRows, PooledGroup
 from hotrow.errors import BatchError, SettingsError
+from hotrow.models.joint import Joint
 from hotrow.settings import Settings
 from hotrow.table import Feature
 
@@ -86,7 +90,7 @@ class ModelSettings(Settings):
 
 
 class RankingModel(nn.Module):
-    """Scores samples. A subclass says how in `forward` and finds its inputs by the two methods below."""
+    """Scores samples. A subclass says how in `forward` and finds its inputs by the methods below."""
 
     def __init__(self, inputs: ModelInputs) -> None:
         super().__init__()
@@ -96,14 +100,19 @@ class RankingModel(nn.Module):
         """Logits `[B]`."""
         raise NotImplementedError
 
-    def side_by_side(self, embedded: Embedded, features: Sequence[str] | None = None) -> Tensor:
-        """Vectors of every sample, pooled features, then sequences: `[B, sum of dims]`; all by default."""
-        names = self.inputs.names if features is None else features
-        pooled = [name for name in names if name in self.inputs.pooled]
-        if len(pooled) == len(names):
-            return embedded.vectors(pooled)
-        averaged = [expand(*mean_of(embedded.sequence(name))) for name in names if name not in pooled]
-        return torch.cat([embedded.vectors(pooled), *averaged] if pooled else averaged, dim=1)
+    def joint(self, embedded: Embedded, dense: Tensor | None) -> Joint:
+        """All features, pooled ones and then sequences, and the dense inputs."""
+        return Joint(self.inputs.names, self.unique_groups(embedded), self.dense_inputs(dense))
+
+    def unique_groups(self, embedded: Embedded, features: Sequence[str] | None = None) -> list[PooledGroup]:
+        """Vectors on unique samples, group by group, of pooled features and of averaged sequences; all by default."""
+        names = set(self.inputs.names if features is None else features)
+        groups = [part for group in embedded.groups if (part := _of_group(group, names)) is not None]
+        groups += [mean_of(name, embedded.sequence(name)) for name in self.inputs.sequences if name in names]
+        missing = names - {name for group in groups for name in group.features}
+        if missing:
+            raise BatchError(f'The batch has no rows for feature "{min(missing)}".')
+        return groups
 
     def dense_inputs(self, dense: Tensor | None) -> Tensor | None:
         """The dense inputs `[B, n]`, or None for a model without; refuses another number of them."""
@@ -113,23 +122,27 @@ class RankingModel(nn.Module):
         return dense if given else None
 
 
-def mean_of(rows: JaggedRows) -> tuple[Tensor, Tensor | None]:
-    """The mean row of each unique sample, `[S, D]`, zeros where there is none; and the inverse."""
-    lengths = rows.lengths
-    sample = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
-    total = rows.values.new_zeros(len(lengths), rows.values.shape[1]).index_add(0, sample, rows.values)
-    return total / lengths.clamp(min=1)[:, None], rows.inverse
+def mean_of(name: str, sequence: JaggedRows) -> PooledGroup:
+    """The mean row of each unique sample, zeros where there is none, under the sequence's name."""
+    dim = sequence.values.shape[1]
+    if len(sequence.values):
+        at, offsets = ranges(sequence.starts, sequence.lengths)
+        means = F.embedding_bag(at, sequence.values, offsets, mode="mean", include_last_offset=True)
+    else:
+        means = sequence.values.new_zeros(len(sequence.lengths), dim)
+    return PooledGroup((name,), (dim,), means, sequence.inverse)
 
 
-def expand(rows: Tensor, inverse: Tensor | None) -> Tensor:
-    """From unique samples to all of them."""
-    return rows if inverse is None else rows.index_select(0, inverse)
-
-
-def joined(*parts: Tensor | None) -> Tensor:
-    """The parts there are, side by side."""
-    there = [part for part in parts if part is not None]
-    return there[0] if len(there) == 1 else torch.cat(there, dim=1)
+def _of_group(group: PooledGroup, names: Collection[str]) -> PooledGroup | None:
+    """Those of a group's features; None if it has none of them."""
+    kept = [i for i, name in enumerate(group.features) if name in names]
+    if len(kept) == len(group.features):
+        return group
+    if not kept:
+        return None
+    parts = torch.split(group.rows, list(group.dims), dim=1)
+    rows = torch.cat([parts[i] for i in kept], dim=1)
+    return PooledGroup(tuple(group.features[i] for i in kept), tuple(group.dims[i] for i in kept), rows, group.inverse)
 
 
 def linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:

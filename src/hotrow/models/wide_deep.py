@@ -1,21 +1,22 @@
 """Wide & Deep (Cheng et al., 2016): a linear model and an MLP, trained together.
 
 A row is a vector and, as its last value, the linear weight of the wide part. A row of one value is a weight
-alone: a feature for the wide part only, such as a cross of two columns. Features may differ in dim.
+alone: a feature for the wide part only, such as a cross of two columns. Features may differ in dim. The sum of a
+group's weights, and its share in the MLP's first layer, are computed on unique samples.
 """
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from hotrow.embedded import Embedded
+from hotrow.embedded import Embedded, PooledGroup, expand
 from hotrow.errors import SettingsError
-from hotrow.models.model import ModelInputs, ModelSettings, RankingModel, Widths, joined, linear, mlp
+from hotrow.models.joint import Joint
+from hotrow.models.model import ModelInputs, ModelSettings, RankingModel, Widths, linear, mlp
 
 
 class WideDeepSettings(ModelSettings):
@@ -36,25 +37,28 @@ class WideDeep(RankingModel):
 
     def __init__(self, settings: WideDeepSettings, inputs: ModelInputs) -> None:
         super().__init__(inputs)
-        ends = list(accumulate(inputs.dims[name] for name in inputs.names))
-        is_weight = torch.zeros(inputs.width, dtype=torch.bool)
-        is_weight[torch.tensor(ends) - 1] = True
-        self.register_buffer("weight_columns", is_weight.nonzero().squeeze(1), persistent=False)
-        self.register_buffer("vector_columns", (~is_weight).nonzero().squeeze(1), persistent=False)
-        self.weight_columns: Tensor
-        self.vector_columns: Tensor
-        if len(self.vector_columns) + inputs.dense == 0:
+        width = inputs.width - len(inputs.names) + inputs.dense
+        if width == 0:
             raise SettingsError(
                 "wide_deep has nothing for its deep part: each row is one linear weight, and there are no "
                 "dense inputs. Give a table rows of at least 2 values."
             )
         if inputs.dense:
             self.dense_weights = linear(inputs.dense, 1, bias=False)
-        self.deep = mlp(len(self.vector_columns) + inputs.dense, settings.deep, 1, settings.dropout)
+        self.deep = mlp(width, settings.deep, 1, settings.dropout)
 
     def forward(self, embedded: Embedded, dense: Tensor | None = None) -> Tensor:
-        rows = self.side_by_side(embedded)
         dense = self.dense_inputs(dense)
-        logits: Tensor = self.deep(joined(rows.index_select(1, self.vector_columns), dense)).squeeze(1)
-        logits = logits + rows.index_select(1, self.weight_columns).sum(dim=1)
+        vectors, terms = zip(*(_split(group) for group in self.unique_groups(embedded)), strict=True)
+        logits = Joint(self.inputs.names, vectors, dense).through(self.deep).squeeze(1)
+        for group, terms_S in zip(vectors, terms, strict=True):
+            logits = logits + expand(terms_S, group.inverse)
         return logits if dense is None else logits + self.dense_weights(dense).squeeze(1)
+
+
+def _split(group: PooledGroup) -> tuple[PooledGroup, Tensor]:
+    """The vectors of a group without their last values, and for each unique sample the sum of those."""
+    parts = torch.split(group.rows, list(group.dims), dim=1)
+    vectors = torch.cat([part[:, :-1] for part in parts], dim=1)
+    terms_S = torch.stack([part[:, -1] for part in parts]).sum(dim=0)
+    return PooledGroup(group.features, tuple(dim - 1 for dim in group.dims), vectors, group.inverse), terms_S

@@ -27,10 +27,9 @@ from urllib.parse import quote
 import numpy as np
 import pyarrow as pa
 
-from hotrow import _native
 from hotrow.errors import CheckpointError
 from hotrow.files import flush, sha256, write_text
-from hotrow.store.store import Columns, Cut, RowStore
+from hotrow.store.store import Columns, Cut, Moment, Rows
 from hotrow.table import ByCount, Table
 from hotrow.tiers.router import Router
 
@@ -45,13 +44,13 @@ class Snapshot:
     def __init__(
         self,
         folder: Path,
-        stores: Sequence[tuple[str, RowStore]],
+        stores: Sequence[tuple[str, Rows]],
         steps: int,
         seed: int,
         base: Path | None = None,
     ) -> None:
-        self.folder, self._cuts = folder, list[tuple[str, RowStore, _native.Store]]()
-        if not all(store.native.tracks_erased() for _, store in stores):
+        self.folder, self._cuts = folder, list[tuple[str, Rows, Moment]]()
+        if not all(store.tracks_erased() for _, store in stores):
             base = None  # too much was erased since then to know it all: this one stands alone
         self._manifest: dict[str, Any] = {
             "format": FORMAT,
@@ -98,13 +97,13 @@ class Snapshot:
         self._end(kept=False)
 
     def _end(self, kept: bool) -> None:
-        for _, store, native in self._cuts:
-            native.end_snapshot(kept)
-            if kept and store.native is native:
+        for _, store, moment in self._cuts:
+            moment.end_snapshot(kept)
+            if kept and store.is_of(moment):
                 store.last_cut = self._manifest["id"]
         self._cuts = []
 
-    def _write_store(self, folder: Path, name: str, table: Table, native: _native.Store) -> dict[str, Any]:
+    def _write_store(self, folder: Path, name: str, table: Table, native: Moment) -> dict[str, Any]:
         said: dict[str, Any] = {
             "name": table.name,
             "dim": table.dim,
@@ -131,7 +130,7 @@ class Snapshot:
         return said
 
 
-def _check_base(base: Path, id: str, stores: Sequence[RowStore]) -> None:
+def _check_base(base: Path, id: str, stores: Sequence[Rows]) -> None:
     """What changed is known since the last snapshot written or restored, and since no other."""
     for store in stores:
         if store.last_cut != id:
@@ -192,35 +191,31 @@ def restore(folder: Path, router: Router, tables: Sequence[Table], seed: int) ->
         for store in tier.stores().values():
             store.clear()
     for f, manifest in zip(folders, manifests, strict=True):
+        for said in manifest["tables"]:  # first, for a key erased on one tier may have a row on another
+            _restore_erased(f, said, router)
         for said in manifest["tables"]:
-            _restore_table(f, said, router)
+            _restore_rows(f, said, router)
     for tier in router.tiers.values():
         for name, store in tier.stores().items():
             entries = [said for said in manifests[-1]["tables"] if said["name"] == name]
-            store.steps = max(said["steps"] for said in entries)
-            store.native.settle()
-            store.last_cut = manifests[-1]["id"]
             # The sketches of several tiers counted different keys: together they never count one too low.
             sketches = [_read(folders[-1], said["sketch"], "sketch") for said in entries if "sketch" in said]
-            if sketches:
-                store.native.set_sketch(np.maximum.reduce(sketches))
+            steps = max(said["steps"] for said in entries)
+            store.settle(steps, manifests[-1]["id"], np.maximum.reduce(sketches) if sketches else None)
     return int(manifests[-1]["steps"])
 
 
-def _restore_table(folder: Path, said: dict[str, Any], router: Router) -> None:
-    name = said["name"]
+def _restore_erased(folder: Path, said: dict[str, Any], router: Router) -> None:
     if "erased" in said:
         keys = _read(folder, said["erased"], "erased")
-        for tier, parts in router.route([name], [keys], [0]):
-            tier.stores()[name].erase(parts[0].keys)
+        for tier, parts in router.route([said["name"]], [keys], [0]):
+            tier.stores()[said["name"]].erase(parts[0].keys)
+
+
+def _restore_rows(folder: Path, said: dict[str, Any], router: Router) -> None:
     with pa.memory_map(str(folder / said["rows"]["file"])) as file, pa.ipc.open_file(file) as reader:
         for i in range(reader.num_record_batches):
-            columns = _from_arrow(reader.get_batch(i))
-            for tier, parts in router.route([name], [columns["keys"]], [0]):
-                at = parts[0].positions
-                n = len(columns["keys"])
-                mine = columns if at is None else {c: a.reshape(n, -1)[at] for c, a in columns.items()}
-                tier.stores()[name].import_(mine)
+            router.give(said["name"], _from_arrow(reader.get_batch(i)))
 
 
 def _check_tables(folder: Path, manifest: dict[str, Any], tables: Sequence[Table], seed: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,36 @@ class Cut(IntEnum):
     FULL = 0
     CHANGED = 1
     PEEK = 2
+
+
+class Moment(Protocol):
+    """A consistent cut of a table's rows, to be read chunk by chunk and ended."""
+
+    @property
+    def cut_steps(self) -> int: ...
+    def read_snapshot(self, most: int) -> Columns: ...
+    def cut_erased(self) -> Keys: ...
+    def cut_sketch(self) -> npt.NDArray[np.uint8]: ...
+    def end_snapshot(self, kept: bool) -> None: ...
+
+
+class Rows(Protocol):
+    """What snapshots, checkpoints and changes of plan need of whoever holds a table's rows in this process."""
+
+    table: Table
+    last_cut: str | None
+
+    def __len__(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    def begin_cut(self, cut: Cut) -> Moment: ...
+    def is_of(self, moment: Moment) -> bool: ...
+    def tracks_erased(self) -> bool: ...
+    def settle(self, steps: int, cut: str, sketch: npt.NDArray[np.uint8] | None) -> None: ...
+    def clear(self) -> None: ...
+    def erase(self, keys: Keys) -> int: ...
+    def take(self, keys: Keys) -> Columns: ...
+    def import_(self, columns: Mapping[str, npt.NDArray[Any]]) -> None: ...
 
 
 class RowStore:
@@ -139,6 +169,10 @@ class RowStore:
         finally:
             native.end_snapshot(finished)
 
+    def take(self, keys: Keys) -> Columns:
+        """The rows of those of `keys` that have one, as `export` gives them; they are gone here afterwards."""
+        return self.native.rows_of(np.ascontiguousarray(keys), True)
+
     def begin_cut(self, cut: Cut) -> _native.Store:
         """Begins a consistent cut; its native store is to be read by `read_snapshot` and told `end_snapshot`."""
         try:
@@ -146,6 +180,22 @@ class RowStore:
         except RuntimeError:
             raise StoreError(f"Table {self.table.name}: a snapshot or export of it is already under way.") from None
         return self.native
+
+    def is_of(self, moment: Moment) -> bool:
+        """Whether a cut was made of the rows that are here now, and not before `clear`."""
+        return moment is self.native
+
+    def tracks_erased(self) -> bool:
+        """Whether everything erased since the last cut is known, so that one of changes can be taken."""
+        return self.native.tracks_erased()
+
+    def settle(self, steps: int, cut: str, sketch: npt.NDArray[np.uint8] | None) -> None:
+        """Takes the rows just restored as those of snapshot `cut`, made after `steps` updates."""
+        self.steps = steps
+        self.native.settle()
+        self.last_cut = cut
+        if sketch is not None:
+            self.native.set_sketch(sketch)
 
     def clear(self) -> None:
         """Forgets every row. A cut under way still gives what it was of."""

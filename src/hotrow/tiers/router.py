@@ -1,7 +1,7 @@
 """The router: splits a batch's unique keys over the tiers of the plan, and asks each tier for its part.
 
-A table that is wholly on one tier costs nothing to route. A split one costs a binary search of each unique key in
-the sorted keys of every share but the last.
+A table that is wholly on one tier costs nothing to route. A split one costs a look into the key map of every share
+but the last: about 20 ns a unique key and core, and 15 to 18 bytes for each key that the plan names.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hotrow import _native
 from hotrow.errors import SettingsError, nearest
 from hotrow.plan import Plan
 from hotrow.tiers.tier import Floats, Gradients, Part, Tier
@@ -25,6 +26,7 @@ class Router:
 
     def __init__(self, tiers: Mapping[str, Tier], plan: Plan) -> None:
         self.tiers = dict(tiers)
+        self.plan = plan
         for table, shares in plan.shares.items():
             for share in shares:
                 if share.tier not in self.tiers:
@@ -33,7 +35,7 @@ class Router:
                         f"{nearest(share.tier, self.tiers)}"
                     )
         self._shares = {
-            table: [(s.tier, None if s.keys is None else np.unique(s.keys)) for s in shares]
+            table: [(s.tier, None if s.keys is None else _native.KeyMap(np.unique(s.keys))) for s in shares]
             for table, shares in plan.shares.items()
         }
 
@@ -47,10 +49,25 @@ class Router:
                 continue
             left = np.arange(len(unique))
             for tier, held in shares:
-                mine = left if held is None else left[_is_in(unique[left], held)]
-                left = left if held is None else left[~_is_in(unique[left], held)]
+                here = np.ones(len(left), np.bool_) if held is None else held.find(unique[left]) >= 0
+                mine, left = left[here], left[~here]
                 parts[tier].append(Part(table, index, unique[mine], mine, start))
         return [(self.tiers[name], p) for name, p in parts.items() if p]
+
+    def without(self, name: str) -> Router:
+        """The same with nothing on one tier: how keys are routed that it does not hold."""
+        shares = {t: tuple(s for s in shares if s.tier != name) for t, shares in self.plan.shares.items()}
+        return Router({n: tier for n, tier in self.tiers.items() if n != name}, Plan(shares))
+
+    def give(self, table: str, columns: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Rows of one table, as a row store exports them, to the tiers that hold them."""
+        n = len(columns["keys"])
+        if n == 0:
+            return
+        for tier, (part,) in self.route([table], [columns["keys"]], [0]):
+            at = part.positions
+            mine = columns if at is None else {name: c.reshape(n, -1)[at] for name, c in columns.items()}
+            tier.stores()[table].import_(mine)
 
     def fetch(self, routed: Routed, rows: Floats, step: int) -> list[Any]:
         """Rows to train on, from every tier; a ticket from each for the update."""
@@ -65,10 +82,3 @@ class Router:
         """Hands each tier the gradients of its part."""
         for i, (tier, parts) in enumerate(routed):
             tier.update(parts, grads, step, None if tickets is None else tickets[i])
-
-
-def _is_in(keys: Keys, held: Keys) -> npt.NDArray[np.bool_]:
-    if len(held) == 0:
-        return np.zeros(len(keys), np.bool_)
-    at = np.minimum(np.searchsorted(held, keys), len(held) - 1)
-    return np.equal(held[at], keys)

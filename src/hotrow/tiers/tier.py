@@ -8,7 +8,7 @@ hook inherits the default.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotrow import _native
-from hotrow.store.store import RowStore
+from hotrow.store.store import Rows
 from hotrow.table import Table
 
 Floats = npt.NDArray[np.float32]
@@ -85,9 +85,12 @@ class Tier:
         """Applies each table's optimizer to the rows of its part."""
         raise TypeError(f"{type(self).__name__} does not say how it updates")
 
-    def stores(self) -> dict[str, RowStore]:
-        """The row stores in this process that hold the tier's rows, for snapshots; none if rows are elsewhere."""
+    def stores(self) -> Mapping[str, Rows]:
+        """Who holds the tier's rows in this process, table by table, for snapshots; none if rows are elsewhere."""
         return {}
+
+    def replan(self, keys: Mapping[str, npt.NDArray[np.int64]]) -> None:
+        """From now on the tier holds these keys' rows of shared tables; those it held were taken away before."""
 
     def flush(self) -> None:
         """Returns when every update given to the tier has been applied."""

@@ -92,7 +92,9 @@ class _Collection(nn.Module):
         return f"{prefix}{self._section}.{config.name}.weight"
 
     def _store(self, table: str) -> RowStore:
-        return self.rows.router.tiers["host"].stores()[table]
+        store = self.rows.router.tiers["host"].stores()[table]
+        assert isinstance(store, RowStore)
+        return store
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """Each table as TorchRec has it: the rows of keys 0 to num_embeddings - 1, seen or not."""

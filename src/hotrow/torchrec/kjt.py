@@ -39,10 +39,10 @@ def to_kjt(batch: Batch, *, expand: bool = True) -> KeyedJaggedTensor:
     """The features of `batch`, in its order, every sample spelled out.
 
     Nothing is copied where the batch is one plain group. With `expand` False samples stay deduplicated:
-    the tensor has a stride per key and inverse indices. Where some groups have weights and others none, those
-    get 1.0, which leaves sums and means what they are.
+    the tensor has a stride per key and inverse indices. Windows that overlap are spelled out: it has none. Where
+    some groups have weights and others none, those get 1.0, which leaves sums and means what they are.
     """
-    groups = [group.expand() for group in batch.groups] if expand else list(batch.groups)
+    groups = [group.expand() if expand else group.apart() for group in batch.groups]
     features, values = list(batch.features), _cat([group.values for group in groups], torch.int64)
     weights = None
     if any(group.weights is not None for group in groups):

@@ -16,6 +16,7 @@ from torch import Tensor
 from hotrow import _native
 from hotrow.data import DataSet, Reader
 from hotrow.data.batch import Batch
+from hotrow.data.steps import schema_after
 from hotrow.embeddings import Embeddings
 from hotrow.errors import CheckpointError, DataError, SettingsError
 from hotrow.models import ModelInputs, build
@@ -34,7 +35,7 @@ class Ranker:
         self.run = run
         self.device = _device(run)
         self.data = DataSet.open(run.data.path)
-        schema = self.data.schema
+        schema = schema_after(run.data.steps, self.data.schema)
         features = run.features_of(schema.feature_settings())
         tables = run.tables_of(feature.table for feature in features)
         dims = {table.name: table.dim for table in tables}
@@ -46,7 +47,7 @@ class Ranker:
     def reader(self, split: str, *, shuffle: bool) -> Reader:
         """Batches of a split."""
         data = self.run.data
-        return Reader(self.data, split, data.batch_size, shuffle=shuffle, seed=data.seed)
+        return Reader(self.data, split, data.batch_size, shuffle=shuffle, seed=data.seed, steps=data.steps)
 
     def train(self, on: bool = True) -> None:
         """Switches dropout, batch statistics and the making of rows on or off."""

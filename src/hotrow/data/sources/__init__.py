@@ -1,52 +1,98 @@
-"""Raw logs of several kinds, read in chunks of bounded size; `open_source` finds out which kind it is."""
+"""Raw logs of several kinds, read in slices; `find_source` finds out which kind it is.
+
+`SourceSettings` is all there is to know of a log before it is read, as plain data: any process makes the same `Source`
+of it.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+from pydantic import Field
 
 from hotrow.data.schema import Schema
 from hotrow.data.sources.avazu import Avazu
 from hotrow.data.sources.criteo import Criteo
 from hotrow.data.sources.events import Events, looks_like_events
-from hotrow.data.sources.source import Source, files_of
-from hotrow.data.sources.tabular import SCHEMAS, Tabular
+from hotrow.data.sources.source import Slice, Source, files_of
+from hotrow.data.sources.tabular import SCHEMAS, ParquetTable, TextTable, known_of, schema_of, table_files
 from hotrow.data.sources.text import first_line
-from hotrow.errors import SettingsError
+from hotrow.errors import DataError, SettingsError
+from hotrow.settings import Settings
 
-__all__ = ["Avazu", "Criteo", "Events", "Format", "Source", "Tabular", "open_source"]
+__all__ = [
+    "Avazu",
+    "Criteo",
+    "Events",
+    "Format",
+    "ParquetTable",
+    "Slice",
+    "Source",
+    "SourceSettings",
+    "TextTable",
+    "find_source",
+]
 
 Format = Literal["auto", "criteo", "avazu", "events", "table"]
 
 
-def open_source(
+class SourceSettings(Settings):
+    """A log: its kind, its files and what its kind needs to know."""
+
+    kind: Literal["criteo", "avazu", "events", "table"]
+    files: tuple[str, ...] = Field(min_length=1)
+    columns: Schema | None = Field(None, description="what the columns of a table mean")
+    threshold: float = 4.0
+    history: int = Field(20, gt=0)
+    split: str | None = Field(None, description="how the maker of the log wants it to be divided")
+    facts: dict[str, Any] = Field(default_factory=dict)
+
+    def source(self) -> Source:
+        """The log itself."""
+        files = [Path(file) for file in self.files]
+        if self.kind == "criteo":
+            return Criteo(files)
+        if self.kind == "avazu":
+            return Avazu(files)
+        if self.kind == "events":
+            return Events(files, self.threshold, self.history)
+        assert self.columns is not None  # `find_source` asks for it
+        table = ParquetTable if files[0].suffix == ".parquet" else TextTable
+        return table(files, self.columns)
+
+
+def find_source(
     path: Path | str,
     format: Format = "auto",
     schema: Schema | None = None,
     *,
     threshold: float = 4.0,
     history: int = 20,
-) -> Source:
+) -> SourceSettings:
     """The log at `path`, a file or a folder. `threshold` and `history` are for event logs."""
     path = Path(path)
     kind = _kind(path, schema) if format == "auto" else format
     if schema is not None and kind != "table":
         raise SettingsError(f"A log in the format {kind} has its own schema; give a schema only with format = table.")
-    if kind == "table":
-        return Tabular(path, schema)
-    files = files_of(path)
-    if kind == "criteo":
-        return Criteo(files)
-    if kind == "avazu":
-        return Avazu(files)
-    return Events(files, threshold, history)
+    if kind != "table":
+        files = tuple(str(file.absolute()) for file in files_of(path))
+        return SourceSettings(kind=kind, files=files, threshold=threshold, history=history)
+    files = tuple(str(file.absolute()) for file in table_files(path))
+    known = known_of(path)
+    columns = schema if schema is not None else schema_of(path)
+    return SourceSettings(
+        kind="table", files=files, columns=columns, split=known.get("split"), facts=known.get("facts", {})
+    )
 
 
-def _kind(path: Path, schema: Schema | None) -> Format:
+def _kind(path: Path, schema: Schema | None) -> Literal["criteo", "avazu", "events", "table"]:
     """Told by the schema at hand, or the first line."""
     if schema is not None or (path.is_dir() and any((path / name).is_file() for name in SCHEMAS)):
         return "table"
-    file = files_of(path)[0]
+    file = next((file for file in files_of(path) if file.stat().st_size), None)
+    if file is None:
+        raise DataError(f"{files_of(path)[0]} is empty.")
     if file.suffix == ".parquet":
         return "table"
     line = first_line(file)

@@ -16,18 +16,18 @@ import pyarrow.compute as pc
 
 from hotrow.data.convert import BadRows, Checked, Chunk
 from hotrow.data.schema import Column, Schema
-from hotrow.data.sources.source import Source
-from hotrow.data.sources.text import Dialect, first_line, read_text
+from hotrow.data.sources.source import Slice
+from hotrow.data.sources.text import Dialect, TextSource, first_line, read_text
 from hotrow.errors import DataError
 
 _NOT_CATEGORIES = ("id", "click", "hour")
 
 
-class Avazu(Source):
+class Avazu(TextSource):
     """The Kaggle layout; the categories are whatever other columns the header has."""
 
     def __init__(self, files: Sequence[Path]) -> None:
-        super().__init__(files)
+        super().__init__(files, Dialect())
         names = [name.strip() for name in first_line(self.files[0]).split(",")]
         for needed in ("click", "hour"):
             if needed not in names:
@@ -36,8 +36,8 @@ class Avazu(Source):
         features = [*categories, "hour_of_day", "day_of_week"]
         self.schema = Schema(label="click", features=tuple(Column(name=n) for n in features), time="time")
 
-    def chunks(self, bad: BadRows) -> Iterator[Chunk]:
-        for chunk in read_text(self.files, Dialect(), bad):
+    def chunks(self, part: Slice, bad: BadRows) -> Iterator[Chunk]:
+        for chunk in read_text(part, self.dialect, bad):
             yield _with_time(chunk, bad)
 
 

@@ -6,7 +6,8 @@ are hexadecimal and become the number they spell; a missing one is the key -1. E
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -15,21 +16,23 @@ import pyarrow.compute as pc
 from hotrow.data.columns import Made
 from hotrow.data.convert import BadRows, Checked, Chunk
 from hotrow.data.schema import MISSING, Column, Schema
-from hotrow.data.sources.source import Source
-from hotrow.data.sources.text import Dialect, read_text
+from hotrow.data.sources.source import Slice
+from hotrow.data.sources.text import Dialect, TextSource, read_text
 
 INTEGERS = tuple(f"I{i}" for i in range(1, 14))
 CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
 
 
-class Criteo(Source):
+class Criteo(TextSource):
     """The Kaggle and Terabyte layout."""
 
     schema = Schema(label="label", dense=INTEGERS, features=tuple(Column(name=name) for name in CATEGORIES))
 
-    def chunks(self, bad: BadRows) -> Iterator[Chunk]:
-        dialect = Dialect(delimiter="\t", columns=("label", *INTEGERS, *CATEGORIES))
-        for chunk in read_text(self.files, dialect, bad):
+    def __init__(self, files: Sequence[Path]) -> None:
+        super().__init__(files, Dialect(delimiter="\t", columns=("label", *INTEGERS, *CATEGORIES)))
+
+    def chunks(self, part: Slice, bad: BadRows) -> Iterator[Chunk]:
+        for chunk in read_text(part, self.dialect, bad):
             yield _typed(chunk, bad)
 
 

@@ -3,8 +3,8 @@
 A rating of at least `threshold` is the label 1. Each event gets the user's history: the last `history` items
 before it, by time (events of the same second in the order of the file). Events come out in order of time.
 
-Histories need a user's events together, so the whole log is held in memory: 28 bytes an event, and as much
-again while it is sorted.
+A history needs a user's events together, so it is not made while the log is read: `prepare` routes the converted events
+to buckets of users, each small enough to be held in memory, and makes the histories there (`prepare/histories.py`).
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from hotrow.data import columns
 from hotrow.data.convert import BadRows, Checked, Chunk
 from hotrow.data.schema import Column, Schema
-from hotrow.data.sources.source import CHUNK_ROWS, Source
-from hotrow.data.sources.text import Dialect, first_line, read_text
+from hotrow.data.sources.source import Slice
+from hotrow.data.sources.text import Dialect, TextSource, first_line, read_text
 from hotrow.errors import DataError, nearest
 
 _NAMES = {
@@ -31,77 +30,38 @@ _NAMES = {
 }
 
 
-class Events(Source):
+class Events(TextSource):
     """`user::item::rating::time` (.dat), the same with tabs (u.data), or CSV with a header."""
 
     def __init__(self, files: Sequence[Path], threshold: float = 4.0, history: int = 20) -> None:
-        super().__init__(files)
+        dialect, self._names = _dialect(next((file for file in files if file.stat().st_size), files[0]))
+        super().__init__(files, dialect)
         self.threshold, self.history = threshold, history
-        self._dialect, self._names = _dialect(self.files[0])
+        sequence = Column(name="history", kind="keys", table="item", pooling="sequence", max_length=history)
         self.schema = Schema(
-            label="label",
-            features=(
-                Column(name="user"),
-                Column(name="item"),
-                Column(name="history", kind="keys", table="item", pooling="sequence", max_length=history),
-            ),
-            time="time",
-            user="user",
+            label="label", features=(Column(name="user"), Column(name="item"), sequence), time="time", user="user"
         )
 
-    def chunks(self, bad: BadRows) -> Iterator[Chunk]:
-        log, done = self._read(bad)
-        user, item, time = (log.column(name).to_numpy() for name in ("user", "item", "time"))
-        liked = (log.column("rating").to_numpy() >= self.threshold).astype(np.float32)
-        by_user = np.lexsort((time, user))  # stable: equal times keep the order of the file
-        items = item[by_user]
-        starts = _starts(user[by_user])
-        position = np.empty_like(by_user)
-        position[by_user] = np.arange(len(by_user))
-        by_time = np.argsort(time, kind="stable")
-        for at in range(0, len(by_time), CHUNK_ROWS):
-            rows = by_time[at : at + CHUNK_ROWS]
-            made = {
-                "label": pa.array(liked[rows]),
-                "user": pa.array(user[rows]),
-                "item": pa.array(item[rows]),
-                "history": _before(items, starts, position[rows], self.history),
-                "time": pa.array(time[rows]),
-            }
-            yield Chunk(pa.record_batch(made), lambda i, rows=rows: f"event {rows[i] + 1}", done)  # type: ignore[misc]
+    @property
+    def converted(self) -> Schema:
+        return self.schema.model_copy(update={"features": self.schema.features[:2]})
 
-    def _read(self, bad: BadRows) -> tuple[pa.Table, int]:
-        """User, item, rating and time of every event, checked."""
-        parts: list[pa.RecordBatch] = []
-        done = 0
-        for chunk in read_text(self.files, self._dialect, bad):
-            checked = Checked(chunk, bad)
-            for role in ("user", "item"):
-                keys = columns.keys(chunk.column(self._names[role]))
-                checked.put(role, self._names[role], keys, "a key is an integer or a text", may_miss=True)
-            rating, time = self._names["rating"], self._names["time"]
-            values, _ = columns.floats(chunk.column(rating))
-            wrong = ~np.isfinite(values)
-            checked.put("rating", rating, (pa.array(values), wrong), "a rating is a number")
-            checked.put("time", time, columns.times(chunk.column(time)), "a time is an integer")
-            parts.append(checked.rows())
-            done = chunk.bytes_done
-        return pa.Table.from_batches(parts), done
+    def chunks(self, part: Slice, bad: BadRows) -> Iterator[Chunk]:
+        for chunk in read_text(part, self.dialect, bad):
+            yield self._typed(chunk, bad)
 
-
-def _starts(users: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each event, sorted by user, where the user's events begin."""
-    first = np.append(True, users[1:] != users[:-1])[: len(users)]
-    return np.maximum.accumulate(np.where(first, np.arange(len(users)), 0))
-
-
-def _before(items: NDArray[np.int64], starts: NDArray[np.int64], at: NDArray[np.int64], length: int) -> pa.ListArray:
-    """The last `length` items of the same user before each of the positions `at`."""
-    first = np.maximum(starts[at], at - length)
-    counts = at - first
-    ends = np.cumsum(counts)
-    taken = np.arange(ends[-1] if len(ends) else 0) + np.repeat(at - ends, counts)
-    return pa.ListArray.from_arrays(pa.array(np.append(0, ends).astype(np.int32)), pa.array(items[taken]))
+    def _typed(self, chunk: Chunk, bad: BadRows) -> Chunk:
+        checked = Checked(chunk, bad)
+        for role in ("user", "item"):
+            keys = columns.keys(chunk.column(self._names[role]))
+            checked.put(role, self._names[role], keys, "a key is an integer or a text", may_miss=True)
+        rating, time = self._names["rating"], self._names["time"]
+        values, _ = columns.floats(chunk.column(rating))
+        liked = pa.array((values >= self.threshold).astype(np.float32))
+        wrong = ~np.isfinite(values)
+        checked.put("label", rating, (liked, wrong if wrong.any() else None), "a rating is a number")
+        checked.put("time", time, columns.times(chunk.column(time)), "a time is an integer")
+        return checked.chunk()
 
 
 def looks_like_events(line: str) -> bool:

@@ -1,0 +1,25 @@
+"""The flat form of samples: one row a sample, every column spelled out.
+
+It is what `prepare` converts a log to, what a data set's writers take, and what `DataSet.flat` gives back. On disk it
+exists only where nothing repeats; see `dedup` for the form that keeps repeated values once.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from hotrow.data.schema import Schema
+
+
+def arrow_schema(schema: Schema) -> pa.Schema:
+    """The columns of flat samples, each once."""
+    fields: dict[str, pa.DataType] = {schema.label: pa.float32()}
+    fields |= {name: pa.float32() for name in schema.dense}
+    for f in schema.features:
+        fields[f.column] = pa.int64() if f.kind == "key" else pa.list_(pa.int64())
+        if f.weights is not None:
+            fields[f.weights] = pa.list_(pa.float32())
+    fields |= {name: pa.int64() for name in (schema.session, schema.time, schema.user) if name is not None}
+    if schema.weight is not None:
+        fields[schema.weight] = pa.float32()
+    return pa.schema(list(fields.items()))

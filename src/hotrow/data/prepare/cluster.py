@@ -1,0 +1,161 @@
+"""The last tasks: what repeats is found, parts are written, and the data set is put together.
+
+A part is sorted by (begin of session, place of its first sample in the log, time, place in the log), an order without
+ties, so its bytes do not depend on who writes it, with how many threads. The share of the profile is counted as the
+samples pass by.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hotrow.data.convert import BadRows
+from hotrow.data.dataset import write_manifest
+from hotrow.data.parts import Part, PartWriter
+from hotrow.data.prepare.begins import LOOK_SAMPLES, Ahead, begins_of
+from hotrow.data.prepare.duck import Share, room
+from hotrow.data.prepare.order import Order
+from hotrow.data.prepare.plan import Work
+from hotrow.data.prepare.spool import Report, slices_of, spooled
+from hotrow.data.schema import Repeats, Schema
+
+_PASS = 4 << 20
+
+
+def look(work: Work) -> dict[str, Any]:
+    """Which columns repeat together, seen in whole sessions from all over the log."""
+    from hotrow.profile.groups import find_groups
+
+    schema, ahead = work.plan.samples, begins_of(work)
+    tables = list[pa.Table]()
+    for part, stretches in groupby(ahead.looks, lambda stretch: stretch.part):
+        order = Order(work, part)
+        for stretch in stretches:
+            rows = np.flatnonzero((order.begins >= stretch.first) & (order.begins <= stretch.last))
+            tables.append(order.gather(rows[: LOOK_SAMPLES // len(ahead.looks)]))
+    groups = find_groups(pa.concat_tables(tables), schema) if tables else ()
+    return {"groups": [group.model_dump() for group in groups]}
+
+
+def _prepared(work: Work) -> Schema:
+    """The schema of the data set, with its groups."""
+    schema = work.plan.samples
+    if schema.groups is not None:
+        return schema
+    found = work.result("look") or {"groups": []}
+    return schema.model_copy(update={"groups": tuple(Repeats.model_validate(group) for group in found["groups"])})
+
+
+def cluster(work: Work, number: int, share: Share, report: Report) -> dict[str, Any]:
+    """Writes a part, and its share of the profile."""
+    plan, ahead = work.plan, begins_of(work)
+    part, schema = ahead.parts[number], _prepared(work)
+    writer = PartWriter(work.data, f"{part.split}-{part.number:05d}", schema, row_group=ahead.row_group)
+    late = 0
+    try:
+        if plan.clustered or plan.by_time:
+            order = Order(work, number)
+            late = order.settle_late() if plan.clustered else 0
+            read = order.samples(max(_PASS, room(share) // 20))
+        else:
+            read = _in_order(work, part)
+        tables = _written(read, writer, report)
+        if part.split == "train" and (plan.clustered or schema.session is None):
+            _count(work, number, schema, _whole_sessions(tables, schema, max(1 << 10, ahead.row_group // 4)))
+        else:
+            deque(tables, maxlen=0)
+        made = writer.finish()
+    except BaseException:
+        writer.abandon()
+        raise
+    return {"part": None if made is None else made.model_dump(), "late": late}
+
+
+def _in_order(work: Work, part: Ahead) -> Iterator[pa.Table]:
+    """The samples of a split in the order of the log."""
+    plan, test = work.plan, begins_of(work).test
+    for number in part.slices:
+        with pq.ParquetFile(spooled(work, number)) as file:
+            for group in range(file.num_row_groups):
+                table = file.read_row_group(group, use_threads=False)
+                wanted = test.mask(table, plan.samples) == (part.split == "test")
+                yield table if wanted.all() else table.filter(pa.array(wanted))
+
+
+def _written(tables: Iterator[pa.Table], writer: PartWriter, report: Report) -> Iterator[pa.Table]:
+    for table in tables:
+        writer.write(table)
+        report(len(table), len(table))
+        yield table
+
+
+def _count(work: Work, number: int, schema: Schema, tables: Iterator[pa.Table]) -> None:
+    from hotrow.profile.profile import Profile
+
+    limit = work.plan.keys_a_part
+    Profile.merged(Profile.of(table, schema, limit=limit) for table in tables).save(
+        work.folder("profiles") / f"{number:06d}"
+    )
+
+
+def _whole_sessions(tables: Iterator[pa.Table], schema: Schema, rows: int) -> Iterator[pa.Table]:
+    """The same samples in tables of about `rows`, cut between sessions unless one is larger than four tables."""
+    waiting: list[pa.Table] = []
+    for table in tables:
+        waiting.append(table)
+        held = sum(map(len, waiting))
+        if held < rows:
+            continue
+        whole = pa.concat_tables(waiting)
+        cut = len(whole)
+        if schema.session is not None and held < 4 * rows:
+            sessions = whole.column(schema.session).to_numpy()
+            others = np.flatnonzero(sessions != sessions[-1])
+            cut = int(others[-1]) + 1 if len(others) else 0
+        if cut:
+            yield whole.slice(0, cut)
+        waiting = [whole.slice(cut)]
+    rest = [table for table in waiting if len(table)]
+    if rest:
+        yield pa.concat_tables(rest)
+
+
+def finish(work: Work) -> dict[str, Any]:
+    """Schema, profile and, last, the manifest: with it the data set is whole."""
+    plan, ahead = work.plan, begins_of(work)
+    splits: dict[str, list[Part]] = {"train": [], "test": []}
+    results = work.results("cluster", len(ahead.parts))
+    for part, result in zip(ahead.parts, results, strict=True):
+        if result["part"] is not None:
+            splits[part.split].append(Part.model_validate(result["part"]))
+    found = [plan.aside] + [result["found"] for result in work.results("convert", len(slices_of(work)))]
+    facts = {**plan.source.facts, "split": ahead.split, **BadRows.of(plan.bad, found).facts()}
+    if plan.clustered:
+        facts["sessions"] = ahead.sessions
+        late = sum(result["late"] for result in results)
+        if late:
+            facts["late"] = {"samples": late, "were": "set aside" if plan.late == "skip" else "sorted by time"}
+    _merge_profiles(work, splits["train"])
+    write_manifest(work.data, _prepared(work), splits, facts)
+    return {}
+
+
+def _merge_profiles(work: Work, parts: list[Part]) -> None:
+    from hotrow.profile.counts import KeyCounts
+    from hotrow.profile.profile import PROFILE, Profile, fingerprint
+
+    folders = sorted(work.folder("profiles").iterdir())
+    if not folders:
+        return
+    first = Profile.load(folders[0])
+    keys = {name: KeyCounts.merged([counts], work.plan.keys) for name, counts in first.keys.items()}
+    shares = (Profile.load(folder) for folder in folders[1:])
+    whole = Profile.merged([Profile(first.repetition, keys, first.table_of), *shares])
+    whole.save(work.data / PROFILE, fingerprint(parts))

@@ -1,0 +1,110 @@
+"""The first tasks: packed files unpacked, slices of the log converted to samples in the spool.
+
+A spool file is Parquet with the columns of the data set and `__row`: the number of the slice above, the number of the
+sample in it below, so samples sort as they stood in the log though nobody has counted them yet. Packed by LZ4: it is
+written once and read twice, and then it goes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hotrow.data.convert import BadRows, convert
+from hotrow.data.flat import arrow_schema
+from hotrow.data.prepare.plan import Work
+from hotrow.data.schema import Schema
+from hotrow.data.sources import Slice
+from hotrow.data.sources.text import unpack
+from hotrow.data.split import Users, parse_split
+from hotrow.files import flush
+
+ROW, CHOSEN = "__row", "__chosen"
+SHIFT = 32
+"""Bits of `__row` that number the samples of a slice."""
+
+Report = Callable[[int, int], None]
+"""Called now and then with samples and units of work done since; what a unit is depends on the stage."""
+
+PACKING = {"compression": "lz4"}
+_GROUP_ROWS, _GROUP_BYTES = 1 << 15, 8 << 20
+
+
+def unpack_file(work: Work, number: int, report: Report) -> dict[str, Any]:
+    """A packed file of the log as plain pieces."""
+    file = work.plan.source.source().packed[number]
+    pieces = unpack(file, work.folder("unpacked"), f"{number:06d}", lambda read: report(0, read))
+    return {"file": str(file), "pieces": [piece.model_dump() for piece in pieces]}
+
+
+def slices_of(work: Work) -> list[Slice]:
+    """The log in slices, as noted once they were known."""
+    noted = work.result("slices")
+    assert noted is not None  # it is the first thing that is noted
+    return [Slice.model_validate(slice_) for slice_ in noted["slices"]]
+
+
+def spooled(work: Work, number: int) -> Path:
+    """The spool file of a slice."""
+    return work.path / "spool" / f"{number:06d}.parquet"
+
+
+def convert_slice(work: Work, number: int, report: Report) -> dict[str, Any]:
+    """A slice of the log as samples in the spool."""
+    plan, source = work.plan, work.plan.source.source()
+    log, bad = source.converted, BadRows(plan.bad)
+    prepared, division = log.prepared(), parse_split(plan.split)
+    rows = size = 0
+    with whole(spooled(work, number), _columns(prepared, isinstance(division, Users))) as add:
+        for chunk in source.chunks(slices_of(work)[number], bad):
+            samples = convert(chunk, log, prepared, bad)
+            columns = [*samples.columns, pa.array(np.arange(rows, rows + len(samples)) + (number << SHIFT))]
+            if isinstance(division, Users):
+                columns.append(pa.array(division.is_test(samples, rows, prepared)))
+            rows, size = rows + len(samples), size + samples.nbytes
+            add(columns)
+            report(len(samples), chunk.bytes)
+    return {"rows": rows, "bytes": size, "found": bad.found()}
+
+
+def _columns(prepared: Schema, chosen: bool) -> pa.Schema:
+    columns = arrow_schema(prepared).append(pa.field(ROW, pa.int64()))
+    return columns.append(pa.field(CHOSEN, pa.bool_())) if chosen else columns
+
+
+@contextmanager
+def whole(path: Path, columns: pa.Schema) -> Iterator[Callable[[list[pa.Array]], None]]:
+    """A Parquet file to add columns of rows to; it is there when all of it is, and not at all without rows."""
+    beside, waiting, held = path.with_name(f".{path.name}.{os.getpid()}"), list[pa.RecordBatch](), [0, 0]
+
+    def add(arrays: list[pa.Array]) -> None:
+        batch = pa.record_batch(arrays, schema=columns)
+        waiting.append(batch)
+        held[0], held[1] = held[0] + len(batch), held[1] + batch.nbytes
+        if held[0] >= _GROUP_ROWS or held[1] >= _GROUP_BYTES:
+            put()
+
+    def put() -> None:
+        if held[0]:
+            writer.write_table(pa.Table.from_batches(waiting), row_group_size=held[0])
+            rows.append(held[0])
+        waiting.clear()
+        held[0] = held[1] = 0
+
+    rows: list[int] = []
+    try:
+        with pq.ParquetWriter(beside, columns, use_dictionary=False, **PACKING) as writer:
+            yield add
+            put()
+        if rows:
+            flush(beside)
+            beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)

@@ -1,0 +1,60 @@
+"""Where kernels run: on the accelerator through Triton, in Triton's interpreter, or as their plain PyTorch twins.
+
+Every operation here has two forms, a Triton kernel and a twin of a few PyTorch calls that says what the kernel
+computes. The kernel is taken for tensors on an accelerator, and for any tensor while Triton's interpreter is on
+(`TRITON_INTERPRET=1` when triton is first imported: how CI, which has no accelerator, runs every kernel). Everything
+else takes the twin, and where that is only because Triton is absent, one warning says so.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+triton: Any
+tl: Any
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = tl = None
+
+_told = False
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """`triton.jit`, or the function as it is where nobody will launch it."""
+    return function if triton is None else triton.jit(function)
+
+
+def constant(value: int) -> Any:
+    """A number that kernels may read by its global name."""
+    return value if triton is None else tl.constexpr(value)
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter."""
+    return triton is not None and bool(triton.knobs.runtime.interpret)
+
+
+def runs_kernels(tensor: Tensor) -> bool:
+    """Whether work on `tensor` goes to a kernel; False means to its twin."""
+    global _told
+    if triton is not None:
+        return tensor.is_cuda or interpreted()
+    if tensor.is_cuda and not _told:
+        _told = True
+        warnings.warn(
+            "Triton is not installed, so embeddings on this accelerator run as plain PyTorch operations, which are "
+            "several times slower. Install it with `pip install triton`.",
+            stacklevel=3,
+        )
+    return False
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is not below `n`."""
+    return 1 << max(0, n - 1).bit_length()

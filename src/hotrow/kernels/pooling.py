@@ -1,0 +1,220 @@
+# mypy: allow-untyped-defs, allow-untyped-calls
+"""Pooled and sequence lookup: all features of a batch, over tables of any dims, in one launch.
+
+A program takes a few cells of one feature and adds up their rows side by side, one lookup of each cell at a time,
+in the order of the batch. So every result has one order of summation, whatever the tuned tile is: tuning never
+changes a bit. A cell of an expanded group is pooled once and written to each sample that shares it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hotrow.kernels.backend import jit, tl
+from hotrow.kernels.shape import (
+    BEGIN,
+    CELLS,
+    EXPAND,
+    FEATURE_COLUMNS,
+    FIRST_SLOT,
+    HERE,
+    KIND,
+    LOOKUPS,
+    MEAN,
+    OFFSETS,
+    OUT,
+    POOLING,
+    SEGMENT,
+    SEQUENCE,
+    STRIDE,
+    WIDTH,
+)
+
+
+@jit
+def feature_of(program, units, even, FEATURES: tl.constexpr):
+    """Which feature a program works for, and its number there: found without a load if all have `even` programs.
+
+    Where `even` is negative, programs of all features take turns.
+    """
+    each = tl.maximum(tl.abs(even), 1)
+    feature = program // each
+    block = program % each
+    if even < 0:
+        count = tl.num_programs(0) // each
+        feature = program % count
+        block = program // count
+    if even == 0:
+        ends = tl.load(units + 1 + tl.arange(0, FEATURES))
+        feature = tl.sum((ends <= program).to(tl.int32), 0)
+        block = program - tl.load(units + feature)
+    return feature, block
+
+
+@jit
+def cell_lookups(at, offsets, cell, live):
+    """The first lookup of each cell and the one behind its last; dead cells have none."""
+    offset = tl.load(at + OFFSETS)
+    shift = tl.load(at + LOOKUPS)
+    if tl.load(at + POOLING) == SEQUENCE:
+        begin = (tl.load(offsets + offset) + shift + cell).to(tl.int32)
+        end = begin + 1
+    else:
+        begin = (tl.load(offsets + offset + cell, mask=live, other=0) + shift).to(tl.int32)
+        end = (tl.load(offsets + offset + cell + 1, mask=live, other=0) + shift).to(tl.int32)
+    return begin, tl.where(live, end, begin)
+
+
+@jit
+def within(rows, columns, dim, FULL: tl.constexpr):
+    """The mask of a tile: live rows, and columns below the dim where it is not the whole block."""
+    if FULL:
+        mask = rows[:, None] & (columns >= 0)[None, :]
+    else:
+        mask = rows[:, None] & (columns < dim)[None, :]
+    return mask
+
+
+@jit
+def whole_vectors(dim, BLOCK: tl.constexpr, VECTOR: tl.constexpr, FULL: tl.constexpr):
+    """The dim in a form that says how far it can be divided, so that loads are wide; a constant where it is one."""
+    if FULL:
+        width = BLOCK
+    else:
+        width = dim // VECTOR * VECTOR
+    return width
+
+
+@jit
+def _pool(
+    out, values, staged, staged_at, slots, offsets, weights, members, member_starts, at, block,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, VECTOR: tl.constexpr, FULL: tl.constexpr, UNROLL: tl.constexpr,
+    OUT_VECTOR: tl.constexpr, WEIGHTED: tl.constexpr, STAGED: tl.constexpr, EXPANDED: tl.constexpr,
+):  # fmt: skip
+    """One tile of cells of one feature."""
+    cell = block * TILE + tl.arange(0, TILE)
+    live = cell < tl.load(at + CELLS)
+    columns = tl.arange(0, BLOCK)
+    first = tl.load(at + FIRST_SLOT).to(tl.int32)
+    here = tl.load(at + HERE).to(tl.int32)
+    dim = whole_vectors(tl.load(at + WIDTH), BLOCK, VECTOR, FULL)
+    base = tl.load(at + BEGIN) // VECTOR * VECTOR
+    staged_base = tl.load(staged_at + tl.load(at + SEGMENT)) // VECTOR * VECTOR if STAGED else 0
+    begin, end = cell_lookups(at, offsets, cell, live)
+    length = end - begin
+    longest = tl.max(length, 0)
+    total = tl.zeros([TILE, BLOCK], tl.float32)
+    share = tl.zeros([TILE], tl.float32)
+    for k in range(0, longest, UNROLL):
+        for j in tl.static_range(UNROLL):
+            has = k + j < length
+            local = tl.load(slots + begin + k + j, mask=has, other=0) - first
+            place = (base + local.to(tl.int64) * dim)[:, None] + columns[None, :]
+            if STAGED:
+                row = tl.load(values + place, mask=within(has & (local < here), columns, dim, FULL), other=0.0)
+                row = row.to(tl.float32)
+                place = (staged_base + (local - here).to(tl.int64) * dim)[:, None] + columns[None, :]
+                cold = within(has & (local >= here), columns, dim, FULL)
+                row += tl.load(staged + place, mask=cold, other=0.0).to(tl.float32)
+            else:
+                row = tl.load(values + place, mask=within(has, columns, dim, FULL), other=0.0).to(tl.float32)
+            if WEIGHTED:
+                weight = tl.load(weights + begin + k + j, mask=has, other=0.0)
+                share += weight
+                row *= weight[:, None]
+            total += row
+    if tl.load(at + POOLING) == MEAN:
+        if not WEIGHTED:
+            share = tl.maximum(length, 1).to(tl.float32)
+        total = total * tl.where(share == 0.0, 0.0, 1.0 / tl.where(share == 0.0, 1.0, share))[:, None]
+    result = total.to(out.dtype.element_ty)
+    stride = tl.load(at + STRIDE) // OUT_VECTOR * OUT_VECTOR
+    to = out + tl.load(at + OUT) // OUT_VECTOR * OUT_VECTOR
+    group = tl.load(at + EXPAND) if EXPANDED else -1
+    if EXPANDED and group >= 0:
+        member = tl.load(member_starts + group + cell, mask=live, other=0)
+        last = tl.load(member_starts + group + cell + 1, mask=live, other=0)
+        most = tl.max(last - member, 0)
+        for m in range(0, most):
+            shares = member + m < last
+            sample = tl.load(members + member + m, mask=shares, other=0).to(tl.int64)
+            place = (sample * stride)[:, None] + columns[None, :]
+            tl.store(to + place, result, mask=within(shares, columns, dim, FULL))
+    else:
+        place = (cell.to(tl.int64) * stride)[:, None] + columns[None, :]
+        tl.store(to + place, result, mask=within(live, columns, dim, FULL))
+
+
+@jit
+def lookup_kernel(
+    out, values, staged, staged_at, slots, offsets, weights, members, member_starts, features, units, even,
+    FEATURES: tl.constexpr, BLOCKS: tl.constexpr, TILES: tl.constexpr, VECTORS: tl.constexpr, FULL: tl.constexpr,
+    UNROLL: tl.constexpr, OUT_VECTOR: tl.constexpr, WEIGHTED: tl.constexpr, STAGED: tl.constexpr,
+    EXPANDED: tl.constexpr,
+):  # fmt: skip
+    feature, block = feature_of(tl.program_id(0), units, even, FEATURES)
+    at = features + feature * FEATURE_COLUMNS
+    kind = tl.load(at + KIND)
+    for c in tl.static_range(len(BLOCKS)):
+        if kind == c:
+            _pool(
+                out, values, staged, staged_at, slots, offsets, weights, members, member_starts, at, block,
+                BLOCKS[c], TILES[c], VECTORS[c], FULL[c], UNROLL, OUT_VECTOR, WEIGHTED, STAGED, EXPANDED,
+            )  # fmt: skip
+
+
+def lookup_twin(
+    values: Tensor,
+    staged: Tensor,
+    staged_at: Tensor,
+    slots: Tensor,
+    offsets: Tensor,
+    weights: Tensor | None,
+    members: Tensor,
+    member_starts: Tensor,
+    features: Tensor,
+    size: int,
+    out_dtype: torch.dtype,
+    compute: torch.dtype = torch.float32,
+) -> Tensor:
+    """What `lookup_kernel` computes, feature by feature; `compute` is the precision of its sums."""
+    out = torch.zeros(size, dtype=out_dtype, device=values.device)
+    for row in features.tolist():
+        offset, shift, cells, to, stride, pooling, group, _, _, segment, _, first, here, dim, begin, _ = row
+        if pooling == 2:
+            start = int(offsets[offset]) + shift
+            ends = torch.arange(start, start + cells + 1, device=out.device)
+        else:
+            ends = offsets[offset : offset + cells + 1] + shift
+        lengths = ends[1:] - ends[:-1]
+        cell = torch.repeat_interleave(torch.arange(cells, device=out.device), lengths)
+        span = slice(int(ends[0]), int(ends[-1]))
+        local = slots[span].long() - first
+        rows = rows_at(values, staged, local, here, dim, begin, int(staged_at[segment]) if len(staged) else 0)
+        rows = rows.to(compute)
+        weight = torch.ones(len(local), dtype=compute, device=out.device) if weights is None else weights[span]
+        result = torch.zeros(cells, dim, dtype=compute, device=out.device)
+        result.index_add_(0, cell, rows * weight.to(compute)[:, None])
+        if pooling == 1:
+            share = torch.zeros(cells, dtype=compute, device=out.device).index_add_(0, cell, weight.to(compute))
+            result = torch.where(share == 0, 0.0, 1 / torch.where(share == 0, 1.0, share))[:, None] * result
+        samples, source = torch.arange(cells, device=out.device), torch.arange(cells, device=out.device)
+        if group >= 0:
+            span = slice(int(member_starts[group]), int(member_starts[group + cells]))
+            counts = member_starts[group + 1 : group + cells + 1] - member_starts[group : group + cells]
+            samples, source = members[span].long(), torch.repeat_interleave(source, counts)
+        place = (to + samples * stride)[:, None] + torch.arange(dim, device=out.device)
+        out[place] = result[source].to(out_dtype)
+    return out
+
+
+def rows_at(values: Tensor, staged: Tensor, local: Tensor, here: int, dim: int, begin: int, staged_at: int) -> Tensor:
+    """Rows of one table by their number in it, `[n, dim]`: those below `here` from storage, others staged."""
+    columns = torch.arange(dim, device=values.device)
+    cold = local >= here
+    rows = torch.empty(len(local), dim, dtype=values.dtype if staged.numel() == 0 else torch.float32)
+    rows = rows.to(values.device)
+    rows[~cold] = values[(begin + local[~cold] * dim)[:, None] + columns].to(rows.dtype)
+    rows[cold] = staged[(staged_at + (local[cold] - here) * dim)[:, None] + columns].to(rows.dtype)
+    return rows

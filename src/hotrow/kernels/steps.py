@@ -1,0 +1,278 @@
+"""The steps of a batch on a device: group its lookups, look them up, and update the rows from the results' gradients.
+
+    slots, grouping = group_numbers(tables, shape, numbers, offsets)   # or group(...), where slots are known
+    results = lookup(tables, shape, slots, offsets)                    # flat; shape.views(results) are the matrices
+    update(tables, shape, grouping, gradient_of_results)
+
+Grouping needs no row and only the update needs it: it may be made ahead, or on a stream of its own beside the lookup.
+Nothing here waits for the device, so all of it can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hotrow.errors import BatchError
+from hotrow.kernels import ops
+from hotrow.kernels.shape import BatchShape
+from hotrow.kernels.tables import Tables
+from hotrow.kernels.tuning import Config, candidates, choose, chosen, key_of
+from hotrow.kernels.unique import sort_by_row
+
+TILE = 1024  # sorted lookups that one program cuts into chunks
+PLACES_TILE = 128  # cells whose lookups one program writes down
+
+
+class Members(NamedTuple):
+    """The samples of a batch ordered by their unique sample, group after group, and where each one's begin."""
+
+    samples: Tensor
+    starts: Tensor
+
+    @staticmethod
+    def of(inverse: Tensor, unique: int) -> Members:
+        """The members of one group; `inverse[B]` says which of `unique` samples each sample is."""
+        order = torch.sort(inverse.to(torch.int32), stable=True)[1].to(torch.int32)
+        starts = torch.zeros(unique + 1, dtype=torch.int32, device=inverse.device)
+        ones = torch.ones(len(inverse), dtype=torch.int32, device=inverse.device)
+        starts[1:].index_add_(0, inverse.long(), ones)
+        return Members(order, torch.cumsum(starts, 0, dtype=torch.int32))
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Rows of other tiers that came with a batch: flat `rows`, and at `begins[segment]` each segment's.
+
+    `tables.staged_begins` are the begins of a buffer with room for all staged slots, `tables.staged_of` its views.
+    """
+
+    rows: Tensor
+    begins: Tensor
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Lookups sorted by row, with their places and factors in that order, and the chunks they are cut into."""
+
+    rows: Tensor
+    places: Tensor
+    factors: Tensor | None
+    ends: Tensor
+    begins: Tensor
+    infos: Tensor
+    slots: Tensor
+    segments: Tensor
+    firsts: Tensor
+
+
+def group(
+    tables: Tables, shape: BatchShape, slots: Tensor, offsets: Tensor, weights: Tensor | None = None
+) -> Grouping:
+    """Groups lookups whose slots are known: `slots[L]`, int32, in the batch's order."""
+    _check(shape, slots, offsets, weights)
+    places, _, factors = _places(shape, None, offsets, weights)
+    return _grouped(tables, slots, places, factors)
+
+
+def group_numbers(
+    tables: Tables, shape: BatchShape, numbers: Tensor, offsets: Tensor, weights: Tensor | None = None
+) -> tuple[Tensor, Grouping]:
+    """The same for keys that are row numbers within their tables, any integer dtype; returns their slots too."""
+    _check(shape, numbers, offsets, weights)
+    places, slots, factors = _places(shape, numbers, offsets, weights)
+    return slots, _grouped(tables, slots, places, factors)
+
+
+def number_slots(
+    shape: BatchShape, numbers: Tensor, offsets: Tensor, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The first half of `group_numbers`: slots, which the lookup needs at once; places and factors."""
+    _check(shape, numbers, offsets, weights)
+    places, slots, factors = _places(shape, numbers, offsets, weights)
+    return slots, places, factors
+
+
+def group_places(tables: Tables, slots: Tensor, places: Tensor, factors: Tensor | None) -> Grouping:
+    """The second half of `group_numbers`."""
+    return _grouped(tables, slots, places, factors)
+
+
+def lookup(
+    tables: Tables,
+    shape: BatchShape,
+    slots: Tensor,
+    offsets: Tensor,
+    weights: Tensor | None = None,
+    *,
+    members: Members | None = None,
+    staged: Staged | None = None,
+    dtype: torch.dtype = torch.float32,
+    config: Config | None = None,
+) -> Tensor:
+    """Results of a batch, flat; `members` of the expanded groups, if there are any."""
+    _check(shape, slots, offsets, weights)
+    if shape.expanded and members is None:
+        raise BatchError("A group is to be expanded, but nothing says which samples share a unique one: give members.")
+    blocks = [c.block for c in tables.classes]
+    config = config or chosen("lookup", slots.device, blocks, tables.dtype, shape.lookups)
+    tiles = config.tiles(blocks)
+    units, programs, even = shape.units(tiles)
+    empty = _nothing(tables)
+    return ops.lookup(
+        tables.values,
+        staged.rows if staged is not None else torch.empty(0, device=slots.device),
+        staged.begins if staged is not None else empty,
+        slots,
+        offsets,
+        weights,
+        members.samples if members is not None else empty,
+        members.starts if members is not None else empty,
+        shape.features,
+        units,
+        -even if config.share == 0 else even,
+        programs,
+        shape.size,
+        dtype,
+        shape.expanded,
+        shape.out_vector,
+        blocks,
+        [c.vector for c in tables.classes],
+        [c.full for c in tables.classes],
+        tiles,
+        config.unroll,
+        config.warps,
+    )
+
+
+def update(
+    tables: Tables,
+    shape: BatchShape,
+    grouping: Grouping,
+    grads: Tensor,
+    *,
+    members: Members | None = None,
+    staged: Staged | None = None,
+    handed: Tensor | None = None,
+    seed: Tensor | None = None,
+    config: Config | None = None,
+) -> None:
+    """One step of every touched row's optimizer from the flat gradient of the results.
+
+    Summed gradients of staged rows go to `handed`, float32 and laid out as the staged rows are. `seed[1]`, int64,
+    must differ from step to step where rows are stored in less than float32.
+    """
+    if grads.numel() != shape.size:
+        raise BatchError(f"The gradient has {grads.numel():,} values, the results of this batch have {shape.size:,}.")
+    if (staged is None) != (handed is None):
+        raise BatchError("Staged rows and the buffer their gradients are handed out in come together or not at all.")
+    grads = grads.reshape(-1)
+    if shape.expanded:
+        assert members is not None
+        grads = ops.contract(
+            grads, *members, shape.segments, shape.contract_programs, shape.unique_size, shape.contract_vector
+        )
+    blocks = [c.block for c in tables.classes]
+    config = config or chosen("update", grads.device, blocks, tables.dtype, shape.lookups)
+    tiles = config.tiles(blocks)
+    g = grouping
+    ops.update(
+        grads,
+        g.rows,
+        g.places,
+        g.factors,
+        g.ends,
+        g.begins,
+        g.infos,
+        g.slots,
+        g.segments,
+        g.firsts,
+        tables.values,
+        tables.state,
+        handed if handed is not None else torch.empty(0, device=grads.device),
+        staged.begins if staged is not None else _nothing(tables),
+        tables.layout,
+        tables.hyper,
+        seed if seed is not None else torch.zeros(1, dtype=torch.int64, device=grads.device),
+        blocks,
+        [c.kind for c in tables.classes],
+        [c.vector for c in tables.classes],
+        [c.full for c in tables.classes],
+        [c.first for c in tables.classes],
+        [c.segments for c in tables.classes],
+        tables.plain,
+        shape.unit,
+        tiles,
+        config.unroll,
+        config.warps,
+        _programs(len(g.rows), tiles, config),
+    )
+
+
+def tune(
+    tables: Tables, shape: BatchShape, slots: Tensor, offsets: Tensor, grouping: Grouping, *, weights: Tensor | None = None
+) -> dict[str, Config]:
+    """Measures the kernels on one real batch and keeps the best. Rows and state it touched are put back as they were."""
+    device, blocks = slots.device, [c.block for c in tables.classes]
+    if device.type != "cuda" or shape.expanded:
+        return {}
+    best = {}
+    key = key_of("lookup", device, blocks, tables.dtype, shape.lookups)
+    best["lookup"] = choose(
+        key, candidates("lookup", blocks), lambda c: lookup(tables, shape, slots, offsets, weights, config=c)
+    )
+    grads = torch.zeros(shape.size, device=device)
+    touched = [
+        (t, torch.unique(slots[(slots >= tables.first[t]) & (slots < tables.first[t] + spec.rows)]).long() - tables.first[t])
+        for t, spec in enumerate(tables.specs)
+    ]
+    kept = [(t, at, tables.rows_of(t)[at].clone(), tables.state_of(t)[at].clone()) for t, at in touched]
+    key = key_of("update", device, blocks, tables.dtype, shape.lookups)
+    best["update"] = choose(
+        key, candidates("update", blocks), lambda c: update(tables, shape, grouping, grads, config=c)
+    )
+    for t, at, rows, state in kept:
+        tables.rows_of(t)[at] = rows
+        tables.state_of(t)[at] = state
+    return best
+
+
+def _places(
+    shape: BatchShape, numbers: Tensor | None, offsets: Tensor, weights: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    units, programs, even = shape.units((PLACES_TILE,) * len(shape.tables.classes))
+    factored = weights is not None or any(f.pooling == "mean" for g in shape.groups for f in g.features)
+    places, slots, factors = ops.places(
+        numbers, offsets, weights, shape.features, units, even, programs, shape.lookups, shape.unit, factored, PLACES_TILE
+    )
+    return places, slots, factors if factored else None
+
+
+def _grouped(tables: Tables, slots: Tensor, places: Tensor, factors: Tensor | None) -> Grouping:
+    rows, order = sort_by_row(slots)
+    places, sorted_factors, *chunks = ops.chunks(
+        rows, order, places, factors, tables.layout, len(tables.classes), TILE
+    )
+    return Grouping(rows, places, None if factors is None else sorted_factors, *chunks)
+
+
+def _programs(lookups: int, tiles: tuple[int, ...], config: Config) -> int:
+    """A share of the tiles there can be; programs take further ones until there are none."""
+    return -(-lookups // (min(tiles) * config.share))
+
+
+def _nothing(tables: Tables) -> Tensor:
+    return torch.empty(0, dtype=torch.int32, device=tables.layout.device)
+
+
+def _check(shape: BatchShape, slots: Tensor, offsets: Tensor, weights: Tensor | None) -> None:
+    if len(slots) != shape.lookups:
+        raise BatchError(f"The batch has {shape.lookups:,} lookups, but {len(slots):,} rows are named.")
+    bags = sum(len(g.features) * g.samples + 1 for g in shape.groups)
+    if len(offsets) != bags:
+        raise BatchError(f"The batch needs {bags:,} offsets (features x samples + 1 for each group), not {len(offsets):,}.")
+    if weights is not None and len(weights) != shape.lookups:
+        raise BatchError(f"The batch has {shape.lookups:,} lookups, but {len(weights):,} weights.")

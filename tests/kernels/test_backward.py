@@ -1,0 +1,152 @@
+"""Backward and optimizer: what the twins do, in float64, within rounding; the same bits each time."""
+
+import pytest
+import torch
+from cases import Case, make
+
+from hotrow.errors import BatchError, SettingsError
+from hotrow.kernels import Rule, Tables, TableSpec, update
+from hotrow.kernels.rounding import random_bits_twin, rounded_twin
+from hotrow.kernels.tuning import Config
+
+KINDS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
+
+
+def updated(case: Case, grads: torch.Tensor, seed: int = 0, config: Config | None = None) -> None:
+    if case.handed is not None:
+        case.handed.fill_(float("nan"))
+    update(
+        case.tables,
+        case.shape,
+        case.grouping,
+        grads,
+        members=case.members,
+        staged=case.staged,
+        handed=case.handed,
+        seed=torch.tensor([seed], device=grads.device),
+        config=config,
+    )
+
+
+def check(case: Case, device: str) -> None:
+    grads = torch.randn(case.shape.size).to(device)
+    values, state, handed = case.expected_update(grads)
+    updated(case, grads)
+    torch.testing.assert_close(case.tables.values.cpu(), values, rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(case.tables.state.cpu(), state, rtol=2e-5, atol=2e-5)
+    if case.handed is not None:
+        touched = ~torch.isnan(case.handed.cpu())
+        torch.testing.assert_close(case.handed.cpu()[touched], handed[touched], rtol=2e-5, atol=2e-5)
+        assert (handed[~touched] == 0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_optimizer_steps_as_its_twin(device: str, kind: str) -> None:
+    case = make(device, [TableSpec(40, 12, Rule(kind))], [([(0, "sum"), (0, "sequence")], 16, None)])
+    case.tables.set_step(3)
+    check(case, device)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_clipped_decayed_and_rows_bounded(device: str, kind: str) -> None:
+    rule = Rule(kind, weight_decay=0.1, clip_value=0.8, clip_norm=1.5, bound=0.9)
+    check(make(device, [TableSpec(40, 12, rule)], [([(0, "mean")], 16, None)]), device)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("expanded", [None, 30])
+def test_all_kinds_of_tables_and_features_update_in_one_launch(device: str, weighted: bool, expanded: int | None) -> None:
+    specs = [
+        TableSpec(40, 20, Rule("adam")),
+        TableSpec(5, 4, staged=9),
+        TableSpec(9, 20, Rule("sgd"), staged=4),
+        TableSpec(3, 100),
+        TableSpec(8, 4),
+    ]
+    groups = [
+        ([(0, "sum"), (1, "mean"), (2, "sequence")], 12, expanded),
+        ([(1, "sequence"), (3, "sum"), (2, "mean"), (4, "sum")], 12, None),
+    ]
+    check(make(device, specs, groups, weighted=weighted), device)
+
+
+@pytest.mark.parametrize("hot", [0.0, 0.5, 1.0])
+def test_rows_of_any_number_of_lookups_are_summed(device: str, hot: float) -> None:
+    """From one to hundreds: within a block of sorted lookups, over the border of two, over many."""
+    specs = [TableSpec(60, 8, Rule("sgd", lr=1.0)), TableSpec(200, 4, Rule("sgd", lr=1.0))]
+    case = make(device, specs, [([(0, "sum"), (1, "sum")], 120, None)], longest=9, hot=hot)
+    check(case, device)
+
+
+@pytest.mark.parametrize("dim", [1, 10, 64, 128, 1000])
+def test_any_dim_is_updated(device: str, dim: int) -> None:
+    check(make(device, [TableSpec(7, dim)], [([(0, "sum")], 6, None)]), device)
+
+
+def test_low_gradients_of_low_results_are_taken(device: str) -> None:
+    case = make(device, [TableSpec(40, 12)], [([(0, "sum")], 16, None)])
+    grads = torch.randn(case.shape.size).to(torch.bfloat16).to(device)
+    values, _, _ = case.expected_update(grads)
+    updated(case, grads)
+    torch.testing.assert_close(case.tables.values.cpu(), values, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_rows_round_up_or_down_by_the_twins_bits(device: str, dtype: torch.dtype) -> None:
+    case = make(device, [TableSpec(40, 12)], [([(0, "sum")], 16, None)], dtype=dtype)
+    before = case.tables.values.clone()
+    grads = torch.randn(case.shape.size).to(device)
+    values, _, _ = case.expected_update(grads, seed=7)
+    updated(case, grads, seed=7)
+    same = (case.tables.values.cpu() == values).float().mean()
+    assert same > 0.995  # a last bit of the float32 sum may tip a rounding
+    torch.testing.assert_close(case.tables.values.cpu(), values, rtol=1e-2, atol=1e-3)
+    assert not torch.equal(before, case.tables.values)
+
+
+@pytest.mark.parametrize(("dtype", "x"), [(torch.bfloat16, 1.003), (torch.float16, -1.0003), (torch.float16, 3.3e-7)])
+def test_rounding_is_right_on_average(dtype: torch.dtype, x: float) -> None:
+    bits = random_bits_twin(3, torch.arange(20000), 8)
+    values = rounded_twin(torch.full((20000, 8), x), bits, dtype)
+    assert len(values.unique()) == 2
+    assert values.double().mean().item() == pytest.approx(x, rel=1e-3)
+
+
+def test_rounding_keeps_what_is_not_finite_and_what_is_exact() -> None:
+    given = torch.tensor([[float("inf"), float("-inf"), float("nan"), 1.5, 0.0, 1e6, -1e6]])
+    bits = random_bits_twin(0, torch.arange(1), 7)
+    bf16, fp16 = rounded_twin(given, bits, torch.bfloat16), rounded_twin(given, bits, torch.float16)
+    assert bf16[0, 0] == float("inf") and bf16[0, 1] == float("-inf") and bf16[0, 2].isnan()
+    assert fp16[0, 3] == 1.5 and fp16[0, 4] == 0 and fp16[0, 5] == 65504 and fp16[0, 6] == -65504
+
+
+def test_two_runs_give_the_same_bits_whatever_the_tiles(device: str) -> None:
+    results = []
+    for config in (None, None, Config(64, 1, 1, 1), Config(1024, 4, 2, 8)):
+        specs = [TableSpec(30, 16), TableSpec(50, 24, Rule("adam"))]
+        case = make(device, specs, [([(0, "sum"), (1, "mean")], 40, None)], longest=9)
+        updated(case, torch.randn(case.shape.size, generator=torch.Generator().manual_seed(1)).to(device), config=config)
+        results.append((case.tables.values.cpu(), case.tables.state.cpu()))
+    for values, state in results[1:]:
+        assert torch.equal(values, results[0][0]) and torch.equal(state, results[0][1])
+
+
+def test_an_empty_batch_changes_nothing(device: str) -> None:
+    case = make(device, [TableSpec(7, 8)], [([(0, "sum")], 5, None)], longest=0)
+    before = case.tables.values.clone()
+    updated(case, torch.randn(case.shape.size, device=device))
+    assert torch.equal(before, case.tables.values)
+
+
+def test_wrong_gradients_and_settings_are_refused(device: str) -> None:
+    case = make(device, [TableSpec(7, 8, staged=3)], [([(0, "sum")], 5, None)])
+    with pytest.raises(BatchError, match="values, the results"):
+        update(case.tables, case.shape, case.grouping, torch.zeros(3, device=device))
+    with pytest.raises(BatchError, match="come together"):
+        update(case.tables, case.shape, case.grouping, torch.zeros(case.shape.size, device=device), staged=case.staged)
+    with pytest.raises(SettingsError, match="know no optimizer"):
+        Rule("lion")
+    with pytest.raises(SettingsError, match="dims from 1 to 1024"):
+        Tables([TableSpec(1, 2048)])
+    with pytest.raises(SettingsError, match="more than kernels can number"):
+        Tables([TableSpec(0, 1, staged=2**31)])
