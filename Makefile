@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Triton is built for Linux only; without it the kernels' tests run their plain twins.
+TRITON := $(if $(filter Linux,$(shell uname -s)),triton)
 NATIVE := CMakeLists.txt $(wildcard native/*)
 
 .PHONY: help demo test check format bench clean
@@ -39,7 +41,7 @@ $(VENV)/tools: constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -q --upgrade pip
 	@$(BIN)/python -m pip install -q -c constraints.txt torch scikit-build-core nanobind cmake ninja \
-		hypothesis mypy pytest pytest-xdist ruff tensorboard
+		duckdb hypothesis mypy plotly pytest pytest-xdist ray ruff tensorboard $(TRITON)
 	@touch $@
 
 $(VENV)/ready: $(VENV)/tools pyproject.toml $(NATIVE)

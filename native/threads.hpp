@@ -136,7 +136,7 @@ private:
     void look_out(size_t seen) {
         using namespace std::chrono;
         const auto start = steady_clock::now();
-        for (auto now = start; signal_.load(std::memory_order_relaxed) == seen && now < start + milliseconds(1);
+        for (auto now = start; signal_.load(std::memory_order_relaxed) == seen && now < start + microseconds(kLookOut);
              now = steady_clock::now()) {
             if (now < start + microseconds(20))
                 relax();
@@ -144,6 +144,9 @@ private:
                 std::this_thread::yield();
         }
     }
+
+    // Longer than the pauses within a step; not so long that idle workers take the cores from others' threads.
+    static constexpr int kLookOut = 200;
 
     std::mutex mutex_;
     std::condition_variable wake_, done_;

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -24,39 +25,68 @@ from hotrow.errors import BatchError
 from hotrow.lookup import Layout, Lookup
 from hotrow.tiers.device import DeviceTier
 from hotrow.tiers.router import Routed, Router
-from hotrow.tiers.tier import Gradients
+from hotrow.tiers.tier import Floats, Gradients
+
+Ints = npt.NDArray[np.int64]
+_ALIGNED = 16  # bytes: what any array's elements are aligned to
 
 
 class DeviceLookup(Lookup):
     """A batch, and where each of its rows is."""
 
     def __init__(
-        self, batch: Batch, layout: Layout, grouping: _native.Grouping, router: Router, tier: DeviceTier
+        self,
+        batch: Batch,
+        layout: Layout,
+        grouping: _native.Grouping,
+        router: Router,
+        tier: DeviceTier,
+        send: bool = True,
     ) -> None:
         self._tier = tier
-        self._placed = placed = tier.place(grouping)
+        self._placed = tier.place(grouping)
         super().__init__(batch, layout, grouping, router)
-        with _Ahead(tier) as ahead:
-            self._shape = kernels.BatchShape(tier.storage, self._specs())
-            self._slots = _send(torch.from_numpy(placed.slots), tier.device)
-            self._held = _send(torch.from_numpy(placed.held), tier.device).long()
-            self._offsets = _send(self._all_offsets(), tier.device)
-            weights = self._all_weights()
-            self._weights = None if weights is None else _send(weights, tier.device)
-            self._begins = torch.tensor([self._starts[tables[0]] for tables in tier.segments])
-            self._inverses = [None if g.inverse is None else _send(g.inverse, tier.device) for g in batch.groups]
-            self._on_device = kernels.group(tier.storage, self._shape, self._slots, self._offsets, self._weights)
-        self._grouped = ahead
+        self.offsets, self.weights = self._all_offsets(), self._all_weights()
+        self.shape = tier.shape(tuple(self._specs()))
+        self._sends = send
         self._fetched: _Ahead | None = None
         self._staged: kernels.Staged | None = None
+        if send:
+            self._send()
+
+    @property
+    def slots(self) -> npt.NDArray[np.int32]:
+        """The slot of every lookup: where its row is, or is staged."""
+        return self._placed.slots
+
+    @property
+    def held(self) -> npt.NDArray[np.int32]:
+        """The numbers of the batch's rows that the device holds."""
+        return self._placed.held
+
+    @property
+    def staged_begins(self) -> Ints:
+        """Where the staged rows of each segment begin."""
+        return np.array([self._starts[tables[0]] for tables in self._tier.segments])
+
+    def _send(self) -> None:
+        """Slots to the device, and the grouping that the update needs, ahead of the step."""
+        tier = self._tier
+        inverses = [None if group.inverse is None else group.inverse.numpy() for group in self.batch.groups]
+        with _Ahead(tier) as ahead:
+            sent = _send([self.slots, self.held, self.offsets, self.weights, *inverses], tier.device)
+            self._slots, held, self._offsets, self._weights, *self._inverses = sent
+            self._held = held.long()
+            self._on_device = kernels.group(tier.storage, self.shape, self._slots, self._offsets, self._weights)
+        self._grouped = ahead.keep([*sent, self._held, *vars(self._on_device).values()])
 
     def _route(self) -> Routed:
         """Keys that the device does not hold, to the tiers that do; their rows are staged one after another."""
         dims = [table.dim for table in self._tier.tables.values()]
-        self._starts, self._staged_size = [0] * len(dims), 0
+        self._starts, self.staged_size = [0] * len(dims), 0
         for t in (t for tables in self._tier.segments for t in tables):
-            self._starts[t] = self._staged_size
-            self._staged_size += len(self._placed.others[t]) * dims[t]
+            self._starts[t] = self.staged_size
+            self.staged_size += len(self._placed.others[t]) * dims[t]
         self._rest = self._tier.rest(self.router)
         return self._rest.route(self.layout.tables, self._placed.others, self._starts)
 
@@ -64,14 +94,15 @@ class DeviceLookup(Lookup):
         self.training = training
         tier = self._tier
         with _Ahead(tier) as ahead:
-            rows = torch.empty(self._staged_size, pin_memory=tier.device.type == "cuda")
+            rows = torch.empty(self.staged_size, pin_memory=tier.device.type == "cuda")
             if training:
                 self.tickets = self._rest.fetch(self.routed, rows.numpy(), step)
             else:
                 self._rest.read(self.routed, rows.numpy(), step)
-            if self._staged_size:
+            if self.staged_size and self._sends:
                 sent = rows.to(tier.device, non_blocking=True).to(tier.storage.dtype)
-                self._staged = kernels.Staged(sent, _send(self._begins, tier.device))
+                self._staged = kernels.Staged(sent, *_send([self.staged_begins], tier.device))
+                ahead.keep([self._staged.rows, self._staged.begins])
         self._fetched = ahead
         self.rows = rows
 
@@ -95,14 +126,12 @@ class DeviceLookup(Lookup):
     def update(self, step: int) -> None:
         """Updates the device's rows where they are, and hands the others' summed gradients to their tiers."""
         tier = self._tier
-        handed = torch.empty(self._staged_size, device=tier.device) if self._staged is not None else None
+        handed = torch.empty(self.staged_size, device=tier.device) if self._staged is not None else None
         tier.begin_step(step)
-        tier.hits += self._placed.hits
-        tier.lookups += self._shape.lookups
-        if self._shape.lookups:
+        if self.shape.lookups:
             kernels.update(
                 tier.storage,
-                self._shape,
+                self.shape,
                 self._on_device,
                 self._flat_grads(),
                 staged=self._staged,
@@ -110,7 +139,13 @@ class DeviceLookup(Lookup):
                 seed=tier.random() if tier.storage.dtype != torch.float32 else None,
             )
             tier.count(self._held, step)
-        self._rest.update(self.routed, Gradients(_to_host(handed)), step, self.tickets)
+        self.finish(_to_host(handed), step)
+
+    def finish(self, handed: Floats, step: int) -> None:
+        """Hands the summed gradients of staged rows to their tiers, once the device's rows are updated."""
+        self._tier.hits += self._placed.hits
+        self._tier.lookups += self.shape.lookups
+        self._rest.update(self.routed, Gradients(handed), step, self.tickets)
 
     def _flat_grads(self) -> Tensor:
         """The gradients of all results, one after another; one that is missing counts as zeros."""
@@ -129,8 +164,8 @@ class DeviceLookup(Lookup):
 
     def _results(self) -> tuple[Tensor | None, ...]:
         tier = self._tier
-        flat = kernels.lookup(tier.storage, self._shape, self._slots, self._offsets, self._weights, staged=self._staged)
-        views = iter(self._shape.views(flat))
+        flat = kernels.lookup(tier.storage, self.shape, self._slots, self._offsets, self._weights, staged=self._staged)
+        views = iter(self.shape.views(flat))
         return tuple(None if shape is None else next(views) for shape in self.result_shapes())
 
     def _embedded(self, results: tuple[Tensor | None, ...]) -> Embedded:
@@ -160,24 +195,23 @@ class DeviceLookup(Lookup):
         shapes = self.result_shapes()
         for group, names in zip(self.batch.groups, self._pooled_names(), strict=True):
             if names:
-                features = [kernels.FeatureSpec(*self.layout.looks_up(name)) for name in names]
+                features = tuple(kernels.FeatureSpec(*self.layout.looks_up(name)) for name in names)
                 specs.append(kernels.GroupSpec(features, group.unique_size, int(_offsets(group, names)[-1])))
         for (name, *_), shape in zip(self.layout.sequences, shapes[len(self.batch.groups) :], strict=True):
             assert shape is not None
             feature = kernels.FeatureSpec(*self.layout.looks_up(name), shape[0])
-            specs.append(kernels.GroupSpec([feature], 0, shape[0]))
+            specs.append(kernels.GroupSpec((feature,), 0, shape[0]))
         return specs
 
     def _pooled_names(self) -> list[tuple[str, ...]]:
         return [names for names, _, _ in self.layout.pooled]
 
-    def _all_offsets(self) -> Tensor:
-        offsets = [
-            _offsets(g, names) for g, names in zip(self.batch.groups, self._pooled_names(), strict=True) if names
-        ]
-        return torch.cat([*offsets, torch.zeros(len(self.layout.sequences), dtype=torch.int64)])
+    def _all_offsets(self) -> Ints:
+        pooled = zip(self.batch.groups, self._pooled_names(), strict=True)
+        offsets = [_offsets(group, names) for group, names in pooled if names]
+        return np.concatenate([*offsets, np.zeros(len(self.layout.sequences), np.int64)])
 
-    def _all_weights(self) -> Tensor | None:
+    def _all_weights(self) -> Floats | None:
         """A weight for each lookup where a group has weights; sequences have no use for them."""
         if all(group.weights is None for group in self.batch.groups):
             return None
@@ -185,24 +219,51 @@ class DeviceLookup(Lookup):
         for group, names in zip(self.batch.groups, self._pooled_names(), strict=True):
             for name in names:
                 bags = group[name]
-                weights.append(torch.ones(len(bags.values)) if bags.weights is None else bags.weights)
+                weights.append(np.ones(len(bags.values), np.float32) if bags.weights is None else bags.weights.numpy())
         sequences = self.result_shapes()[len(self.batch.groups) :]
-        return torch.cat([*weights, *(torch.ones(shape[0]) for shape in sequences if shape is not None)])
+        return np.concatenate([*weights, *(np.ones(shape[0], np.float32) for shape in sequences if shape is not None)])
 
 
-def _offsets(group: Group, names: tuple[str, ...]) -> Tensor:
+def _offsets(group: Group, names: tuple[str, ...]) -> Ints:
     """Where the bags of these features begin if they stand one after another."""
+    offsets = group.offsets.numpy()
     if names == group.features:
-        return group.offsets
+        return offsets
     s = group.unique_size
-    lengths = group.offsets[1:] - group.offsets[:-1]
+    lengths = offsets[1:] - offsets[:-1]
     own = [lengths[k * s : (k + 1) * s] for k in (group.features.index(name) for name in names)]
-    return torch.cat([torch.zeros(1, dtype=torch.int64), torch.cumsum(torch.cat(own), 0)])
+    return np.concatenate([[0], np.cumsum(np.concatenate(own))])
 
 
-def _send(tensor: Tensor, device: torch.device) -> Tensor:
-    """On the device; through pinned memory, so that nobody waits for it."""
-    return tensor if device.type != "cuda" else tensor.pin_memory().to(device, non_blocking=True)
+class Parcel:
+    """Arrays that go to a device in one copy, to the same place each time: `tensors` are there."""
+
+    def __init__(self, arrays: Sequence[npt.NDArray[Any] | None], device: torch.device) -> None:
+        sizes = [0 if a is None else -(-a.nbytes // _ALIGNED) * _ALIGNED for a in arrays]
+        self._begins = np.cumsum([0, *sizes]).tolist()
+        self._pinned = torch.empty(self._begins[-1], dtype=torch.uint8, pin_memory=True)
+        self._there = torch.empty(self._begins[-1], dtype=torch.uint8, device=device)
+        self.tensors: list[Any] = [
+            None if a is None else self._there[b : b + a.nbytes].view(torch.from_numpy(a[:0]).dtype).view(a.shape)
+            for a, b in zip(arrays, self._begins, strict=False)
+        ]
+
+    def send(self, arrays: Sequence[npt.NDArray[Any] | None]) -> None:
+        """Arrays of the same shapes; the last ones must have arrived."""
+        into = self._pinned.numpy()
+        for a, begin in zip(arrays, self._begins, strict=False):
+            if a is not None:
+                into[begin : begin + a.nbytes].view(a.dtype)[:] = a.reshape(-1)
+        self._there.copy_(self._pinned, non_blocking=True)
+
+
+def _send(arrays: Sequence[npt.NDArray[Any] | None], device: torch.device) -> list[Any]:
+    """The arrays on the device; from pinned memory, so that nobody waits for them."""
+    if device.type == "cpu":
+        return [None if array is None else torch.from_numpy(array) for array in arrays]
+    parcel = Parcel(arrays, device)
+    parcel.send(arrays)
+    return parcel.tensors
 
 
 def _to_host(tensor: Tensor | None) -> Any:
@@ -223,6 +284,12 @@ class _Ahead:
         self._stream: Any = tier.stream
         self._scope: Any = contextlib.nullcontext() if tier.stream is None else torch.cuda.stream(tier.stream)
         self._event: Any = None
+        self._kept: list[Tensor] = []
+
+    def keep(self, tensors: Sequence[Tensor | None]) -> _Ahead:
+        """Names what was made here and will be used on another stream."""
+        self._kept += [tensor for tensor in tensors if tensor is not None]
+        return self
 
     def __enter__(self) -> _Ahead:
         self._scope.__enter__()
@@ -234,8 +301,12 @@ class _Ahead:
         self._scope.__exit__(*error)
 
     def join(self) -> None:
-        if self._event is not None:
-            torch.cuda.current_stream(self._stream.device).wait_event(self._event)
+        if self._event is None:
+            return
+        current = torch.cuda.current_stream(self._stream.device)
+        current.wait_event(self._event)
+        for tensor in self._kept:  # or its memory might be given away while the current stream still reads it
+            tensor.record_stream(current)
 
 
 class _DevicePool(torch.autograd.Function):

@@ -64,7 +64,8 @@ class Embeddings(nn.Module):
         plan.check(tables)
         self._device = torch.device(device or "cpu")
         self.router = Router(self._with_device(tiers or {"host": HostTier(tables, seed)}, plan), plan)
-        self._computes = self._computing_tier()
+        self.device_tier = self._computing_tier()
+        self.send_ahead = True  # whether a batch goes to the device as soon as it is grouped
         self._layouts: dict[tuple[tuple[str, ...], ...], Layout] = {}
         self._pending: list[Lookup] = []
 
@@ -90,8 +91,8 @@ class Embeddings(nn.Module):
             [None if g.weights is None else g.weights.numpy() for g in batch.groups],
             [None if g.begins is None else g.begins.numpy() for g in batch.groups],
         )
-        if self._computes is not None:
-            return DeviceLookup(batch, layout, grouping, self.router, self._computes)
+        if self.device_tier is not None:
+            return DeviceLookup(batch, layout, grouping, self.router, self.device_tier, self.send_ahead)
         return Lookup(batch, layout, grouping, self.router)
 
     def fetch(self, lookup: Lookup) -> Lookup:
@@ -156,7 +157,7 @@ class Embeddings(nn.Module):
         for name, tier in self.router.tiers.items():
             tier.replan(plan.keys_on(name))
         self.router = Router(self._with_device(self.router.tiers, plan), plan)
-        self._computes = self._computing_tier()
+        self.device_tier = self._computing_tier()
         for table, columns in taken.items():
             for rows in columns:
                 self.router.give(table, rows)

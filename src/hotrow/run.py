@@ -18,7 +18,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -28,6 +28,7 @@ from hotrow.errors import SettingsError, nearest
 from hotrow.models import Model
 from hotrow.policy import Policy, Sync
 from hotrow.settings import Settings, parse
+from hotrow.sizes import parse_size
 from hotrow.store.optimizers import Optimizer, RowWiseAdagrad
 from hotrow.table import Admission, Eviction, Feature, Init, Table, Uniform
 from hotrow.toml import override_setting, to_toml
@@ -113,6 +114,51 @@ class FeatureSection(Settings):
     pooling: Literal["sum", "mean", "sequence"]
 
 
+class PlanSection(Settings):
+    """Which rows live on the device: a saved plan, or the best for so much memory, made when the run starts.
+
+    With `replan_every` keys are counted as they are trained on, and rows move to a new plan for the same memory. With
+    mode "hot_cold" samples that look up hot rows only have batches of their own, and the plan stays.
+    """
+
+    path: Path | None = Field(None, description="a plan that `hotrow plan` wrote")
+    memory: str | None = Field(None, description='what hot rows may take on the device, as in "512MiB"')
+    mode: Literal["split", "hot_cold"] = Field("split", description="both tiers in every batch, or batches of one kind")
+    replan_every: Annotated[int, Field(ge=1)] | Literal["epoch"] | None = Field(
+        None, description='steps, or "epoch": a new plan from what was trained on'
+    )
+    judge: int = Field(100_000, ge=1, description="hot_cold: first samples of the test split whose loss steers it")
+
+    @field_validator("memory", mode="before")
+    @classmethod
+    def _a_size(cls, value: Any) -> Any:
+        text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+        if isinstance(text, str):
+            try:
+                parse_size(text, "a memory budget")
+            except SettingsError as error:
+                raise PydanticCustomError("sentence", "{said}", {"said": str(error)}) from None
+        return text
+
+    @model_validator(mode="after")
+    def _one_source(self) -> PlanSection:
+        if (self.path is None) == (self.memory is None):
+            raise PydanticCustomError(
+                "sentence", 'give either the path of a saved plan or the memory to plan for, as in memory = "512MiB".'
+            )
+        if self.mode == "hot_cold" and self.replan_every is not None:
+            raise PydanticCustomError(
+                "sentence",
+                "replan_every works with mode = \"split\" only: batches of hot_cold are made for one plan.",
+            )
+        return self
+
+    @property
+    def bytes(self) -> int | None:
+        """The memory to plan for."""
+        return None if self.memory is None else parse_size(self.memory)
+
+
 class EarlyStopping(Settings):
     """Training stops when `metric` has not become better for `patience` evaluations in a row."""
 
@@ -139,7 +185,9 @@ class Train(Settings):
     incremental: int = Field(0, ge=0, description="checkpoints with changed rows only, after each one with all rows")
     log_every: int = Field(50, ge=1, description="steps between lines of metrics")
     early_stopping: EarlyStopping | None = None
-    device: Literal["cpu", "cuda"] = Field("cpu", description="where the dense part runs")
+    device: Literal["cpu", "cuda"] = Field("cpu", description="where the dense part runs, and hot rows live")
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="of the dense part's products; weights stay fp32")
+    compile: bool = Field(False, description="torch.compile of the dense part, for training")
     threads: int | None = Field(None, ge=1, description="threads on the host; all cores if not given")
     seed: int = Field(0, ge=0, description="of weights, new rows and dropout")
 
@@ -167,10 +215,15 @@ class Run(Settings):
     optimizer: DenseOptimizer = DenseAdam()
     policy: Policy = Sync()
     train: Train = Train()
+    plan: PlanSection | None = None
     output: Output
 
     @model_validator(mode="after")
     def _evaluations_need_a_split(self) -> Run:
+        if self.plan is not None and self.plan.mode == "hot_cold" and not self.data.test:
+            raise PydanticCustomError(
+                "sentence", "plan.mode: hot_cold is steered by the loss on a test split; set data.test."
+            )
         if self.train.evaluate_every is not None and not self.data.test:
             raise PydanticCustomError(
                 "sentence", "train.evaluate_every: there is no split to evaluate on; set data.test."
@@ -235,12 +288,13 @@ def load_run(path: Path | str, overrides: Sequence[str] = ()) -> Run:
     except SettingsError as error:
         raise SettingsError("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from None
     here = path.resolve().parent
-    return run.model_copy(
-        update={
-            "data": run.data.model_copy(update={"path": (here / run.data.path).resolve()}),
-            "output": run.output.model_copy(update={"folder": (here / run.output.folder).resolve()}),
-        }
-    )
+    found: dict[str, Any] = {
+        "data": run.data.model_copy(update={"path": (here / run.data.path).resolve()}),
+        "output": run.output.model_copy(update={"folder": (here / run.output.folder).resolve()}),
+    }
+    if run.plan is not None and run.plan.path is not None:
+        found["plan"] = run.plan.model_copy(update={"path": (here / run.plan.path).resolve()})
+    return run.model_copy(update=found)
 
 
 def _read(path: Path) -> dict[str, Any]:

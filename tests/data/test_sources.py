@@ -11,8 +11,8 @@ import pytest
 
 from hotrow.data import Column, Schema, prepare
 from hotrow.data.columns import key_lists, keys, times, weight_lists
-from hotrow.data.schema import hash_text, key_of_text
 from hotrow.data.convert import BadRows
+from hotrow.data.schema import hash_text, key_of_text
 from hotrow.data.sources import Avazu, Criteo, Events, find_source, source, text
 from hotrow.errors import DataError, SettingsError
 

@@ -14,8 +14,11 @@ from hotrow.data.flat import arrow_schema
 from hotrow.data.mix import mix64
 from hotrow.data.steps import Bucketise, Clip, Function, Hash, Log, Normalise, Step, Truncate, schema_after
 from hotrow.errors import SettingsError
-from hotrow.run import Data
+from hotrow.inspect import inspect
+from hotrow.run import Data, load_run
 from hotrow.settings import parse
+from hotrow.train.evaluate import evaluate_path
+from hotrow.train.loop import train
 from session_logs import MOST, grouped, logs
 
 SEEN: list[np.ndarray] = []
@@ -212,3 +215,32 @@ def test_impossible_settings_are_refused(given, said):
 def test_a_step_is_read_back_as_written():
     step = Bucketise(column="price", boundaries=(1.0, 2.0))
     assert TypeAdapter(Step).validate_python(step.model_dump(mode="json")) == step
+
+
+def test_a_run_trains_and_is_evaluated_on_what_its_steps_give(tmp_path):
+    n, schema = 64, grouped()
+    flat = {f.name: pa.array([[1]] * n if pa.types.is_list(f.type) else [1] * n, f.type) for f in arrow_schema(schema)}
+    flat |= {"s": pa.array([i // 4 for i in range(n)]), "y": pa.array([i % 2 for i in range(n)], pa.float32())}
+    written(tmp_path / "set", pa.table(flat))
+    (tmp_path / "run.toml").write_text(
+        """
+        [data]
+        path = "set"
+        batch_size = 16
+        test = "train"
+        [[data.steps]]
+        name = "hash"
+        columns = ["user", "seen"]
+        buckets = 10
+        [[data.steps]]
+        name = "bucketise"
+        column = "price"
+        boundaries = [0.5, 2]
+        [model]
+        name = "dlrm"
+        """
+    )
+    result = train(load_run(tmp_path / "run.toml"))
+    assert "price_bucket" in inspect(result.folder)["tables"]
+    _, _, metrics = evaluate_path(result.folder)
+    assert metrics["log_loss"] == result.metrics["log_loss"]

@@ -5,7 +5,7 @@ import torch
 from cases import Case, make
 
 from hotrow.errors import BatchError, SettingsError
-from hotrow.kernels import Rule, Tables, TableSpec, update
+from hotrow.kernels import Rule, Tables, TableSpec, group, update
 from hotrow.kernels.rounding import random_bits_twin, rounded_twin
 from hotrow.kernels.tuning import Config
 
@@ -55,7 +55,9 @@ def test_gradients_are_clipped_decayed_and_rows_bounded(device: str, kind: str) 
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("expanded", [None, 30])
-def test_all_kinds_of_tables_and_features_update_in_one_launch(device: str, weighted: bool, expanded: int | None) -> None:
+def test_all_kinds_of_tables_and_features_update_in_one_launch(
+    device: str, weighted: bool, expanded: int | None
+) -> None:
     specs = [
         TableSpec(40, 20, Rule("adam")),
         TableSpec(5, 4, staged=9),
@@ -122,13 +124,29 @@ def test_rounding_keeps_what_is_not_finite_and_what_is_exact() -> None:
 
 def test_two_runs_give_the_same_bits_whatever_the_tiles(device: str) -> None:
     results = []
-    for config in (None, None, Config(64, 1, 1, 1), Config(1024, 4, 2, 8)):
+    for config in (None, None, Config(128, 1, 1, 1), Config(1024, 4, 2, 8)):
         specs = [TableSpec(30, 16), TableSpec(50, 24, Rule("adam"))]
         case = make(device, specs, [([(0, "sum"), (1, "mean")], 40, None)], longest=9)
-        updated(case, torch.randn(case.shape.size, generator=torch.Generator().manual_seed(1)).to(device), config=config)
+        updated(
+            case, torch.randn(case.shape.size, generator=torch.Generator().manual_seed(1)).to(device), config=config
+        )
         results.append((case.tables.values.cpu(), case.tables.state.cpu()))
     for values, state in results[1:]:
         assert torch.equal(values, results[0][0]) and torch.equal(state, results[0][1])
+
+
+def test_a_grouping_made_ahead_gives_the_same_bits(device: str) -> None:
+    results = []
+    for ahead in (False, True):
+        specs = [TableSpec(300, 16), TableSpec(50, 24, Rule("adam")), TableSpec(200, 16)]
+        features = [(0, "sum"), (1, "mean"), (2, "sequence")]
+        case = make(device, specs, [(features, 40, None)], longest=4, hot=0.1, weighted=True)
+        grouping = group(case.tables, case.shape, case.slots, case.offsets, case.weights, ahead=ahead)
+        grads = torch.randn(case.shape.size, generator=torch.Generator().manual_seed(1)).to(device)
+        update(case.tables, case.shape, grouping, grads)
+        results.append((case.tables.values.cpu(), case.tables.state.cpu(), grouping.single_at.cpu()))
+    assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
+    assert not torch.equal(results[0][2], results[1][2])
 
 
 def test_an_empty_batch_changes_nothing(device: str) -> None:

@@ -38,7 +38,7 @@ def test_each_sample_gets_the_rows_of_its_unique_one_and_gradients_are_summed(de
 
 
 def test_low_rows_are_selected_and_their_gradients_added_in_float32(device: str) -> None:
-    values, offsets, out_offsets, inverse, members, starts = jagged(device, 8, torch.bfloat16)
+    _, offsets, out_offsets, _, members, starts = jagged(device, 8, torch.bfloat16)
     total = int(out_offsets[-1])
     grad = torch.randn(total, 8).to(torch.bfloat16).to(device)
     out = ops.jagged_select_backward(grad, offsets, out_offsets, members, starts, 9)

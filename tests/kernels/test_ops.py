@@ -40,7 +40,9 @@ def whole_step(case: Case) -> None:
 @pytest.mark.parametrize("name", ["places", "chunks", "lookup", "contract", "update"])
 def test_the_operations_of_a_step_are_as_they_say(device: str, name: str) -> None:
     """`opcheck` on the very arguments that a step gives."""
-    case = make(device, [TableSpec(9, 4, staged=2), TableSpec(5, 8)], [([(0, "mean"), (1, "sum")], 4, 6)], weighted=True)
+    case = make(
+        device, [TableSpec(9, 4, staged=2), TableSpec(5, 8)], [([(0, "mean"), (1, "sum")], 4, 6)], weighted=True
+    )
     given: list[Any] = []
     operation = getattr(ops, name)
     with mock.patch.object(steps.ops, name, lambda *arguments: (given.append(arguments), operation(*arguments))[1]):

@@ -9,7 +9,7 @@ import torch
 from hotrow.kernels import tuning
 from hotrow.kernels.tuning import DEFAULTS, Config
 
-WHERE = ("lookup", torch.device("cpu"), [128], torch.float32, 1000)
+WHERE = ("lookup", "cpu", [128], torch.float32, 1000)
 
 
 @pytest.fixture(autouse=True)
@@ -23,17 +23,17 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 def test_the_fastest_is_chosen_and_known_to_the_next_process(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Config] = []
     monkeypatch.setattr(tuning, "_milliseconds", lambda run, repeats: run())
-    tried = [Config(512, 2, 1), Config(1024, 4, 2), Config(256, 1, 1)]
+    tried = [Config(512, 2, 1), Config(1024, 4, 2, across=True), Config(256, 1, 1)]
     speed = dict(zip(tried, (2.0, 1.0, 3.0), strict=True))
     assert tuning.chosen(*WHERE) == DEFAULTS["lookup"]
     best = tuning.choose(tuning.key_of(*WHERE), tried, lambda c: (seen.append(c), speed[c])[1])
     assert best == tried[1] and seen == tried
     tuning.forget()
     assert tuning.chosen(*WHERE) == best
-    assert tuning.chosen("lookup", torch.device("cpu"), [128], torch.float32, 10**6) == DEFAULTS["lookup"]
+    assert tuning.chosen("lookup", "cpu", [128], torch.float32, 10**6) == DEFAULTS["lookup"]
 
 
-@pytest.mark.parametrize("text", ["", "[1]", '{"a": 1}', '{"a": ["x"]}', '{"a": [1]}'])
+@pytest.mark.parametrize("text", ["", "[1]", '{"a": 1}', '{"a": ["x"]}', '{"a": [1]}', '{"a": [1, 2, 3, 4]}'])
 def test_a_cache_that_is_not_ours_is_passed_over(text: str) -> None:
     tuning.cache_file().parent.mkdir(parents=True)
     tuning.cache_file().write_text(text)
@@ -43,9 +43,10 @@ def test_a_cache_that_is_not_ours_is_passed_over(text: str) -> None:
 def test_wide_rows_always_have_one_warp() -> None:
     """Their sums of squares have one order only then, whatever was tuned."""
     assert {c.warps for c in tuning.candidates("update", [64, 512])} == {1}
-    assert tuning.chosen("update", torch.device("cpu"), [512], torch.float32, 5).warps == 1
+    assert tuning.chosen("update", "cpu", [512], torch.float32, 5).warps == 1
 
 
 def test_a_tile_fits_every_class() -> None:
     assert Config(1024, 4, 1).tiles([4, 128, 1024]) == (256, 8, 1)
     assert Config(16, 4, 2).tiles([4, 128, 1024]) == (64, 2, 1)
+    assert Config(1024, 4, 2).least_tiles([4, 128, 1024]) == (64, 2, 1)

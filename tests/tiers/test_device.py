@@ -156,7 +156,8 @@ def test_evaluation_changes_nothing_on_the_device():
 
 def test_the_tier_counts_the_bytes_it_holds():
     tier = DeviceTier([Table(name="a", dim=64)], {"a": np.arange(100)})
-    assert tier.bytes == 100 * (64 * 4 + 4 + 4 + 4) + (128 - 100) * 4  # values, state, clock, last; state padded to 64
+    # values, state, clock and last use; state is padded to 64 rows, clocks have one more
+    assert tier.bytes == 100 * (64 * 4 + 4 + 4 + 4) + (128 - 100) * 4 + 8
 
 
 @pytest.mark.parametrize(

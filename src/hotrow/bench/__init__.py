@@ -5,14 +5,19 @@ package so that anyone can run them on their own machine with one command.
 """
 
 from collections.abc import Callable
+from importlib import import_module
 
 from hotrow.bench.report import Report
 
 
-def _store(quick: bool) -> Report:
-    from hotrow.bench.store import run
+def _bench(name: str) -> Callable[[bool], Report]:
+    """The benchmark in the module `name`, which is imported only when it runs."""
 
-    return run(quick)
+    def run(quick: bool) -> Report:
+        report: Report = import_module(f"hotrow.bench.{name}").run(quick)
+        return report
+
+    return run
 
 
-BENCHES: dict[str, Callable[[bool], Report]] = {"store": _store}
+BENCHES: dict[str, Callable[[bool], Report]] = {name: _bench(name) for name in ("store", "dedup", "hot", "kernels")}

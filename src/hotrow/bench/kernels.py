@@ -1,12 +1,14 @@
 """`hotrow bench kernels`: embedding kernels on an accelerator against FBGEMM's table-batched embedding.
 
 Row-wise Adagrad, float32 rows and results, sum pooling or sequences. One step is forward, backward and update, on
-a fresh batch each time; all sides see the same batches, int64 row numbers and offsets on the device. "counted" makes the
-grouping in the step, on a stream of its own beside the forward pass; "given" has it ready, as in training, where it is
-made ahead. `ikjt5` has every sample five times: FBGEMM looks up the expanded batch, Hotrow the unique samples, and
-both give results for every sample. A turn runs all batches; ours is captured in a CUDA graph, FBGEMM's device is
-never idle. The floor is what must move (unique rows in, and in and out again; results out, gradients in) at the
-speed of a plain copy on the same device in the same run.
+a fresh batch each time; all sides see the same batches, int64 row numbers and offsets on the device. "counted" makes
+the grouping in the step; "given" has it ready, as in training, where it is made ahead. `ikjt5` has every sample five
+times: FBGEMM looks up the expanded batch, Hotrow the unique samples, and both give results for every sample.
+
+Ratios are of device time: both sides are captured in CUDA graphs, since FBGEMM called from Python leaves the device
+waiting on most of these shapes, which says more about the host than about kernels. "eager" is the ratio of the same two
+called from Python. The floor is what must move (unique rows in, and in and out again; results out, gradients in)
+at the speed of a plain copy on the same device in the same run.
 """
 
 from __future__ import annotations
@@ -22,9 +24,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+import hotrow
 from hotrow.bench.report import Report, add, missing, new_report, reading
-from hotrow.kernels import BatchShape, FeatureSpec, GroupSpec, Grouping, Members, Tables, TableSpec
-from hotrow.kernels.steps import group_places, lookup, number_slots, tune, update
+from hotrow.kernels import (
+    BatchShape,
+    FeatureSpec,
+    Grouping,
+    GroupSpec,
+    Members,
+    Tables,
+    TableSpec,
+    group_numbers,
+    lookup,
+    tune,
+    update,
+)
+from hotrow.kernels.host import WAYS, HostRows
 
 ZIPF, LR, REPEATS = 1.05, 0.01, 5
 
@@ -65,6 +80,7 @@ def run(quick: bool = False, only: list[str] | None = None, tuned: bool = True) 
         for id in ids:
             missing(report, id, "there is no CUDA device here")
         return report
+    report["versions"]["hotrow"] = hotrow.__version__  # also where it runs from its source
     report["machine"]["device"] = torch.cuda.get_device_name()
     speed = copy_speed()
     report["machine"]["copy_gb_s"] = round(speed / 1e9)
@@ -73,6 +89,14 @@ def run(quick: bool = False, only: list[str] | None = None, tuned: bool = True) 
             _measure(report, name, workload, batches, rounds, speed, tuned)
     if only is None or "ikjt5" in only:
         _measure_repeated(report, WORKLOADS["zipf128"], batches, rounds, speed)
+    if only is None or "host" in only:
+        _measure_host(report)
+    try:
+        import fbgemm_gpu
+
+        report["versions"]["fbgemm-gpu"] = str(getattr(fbgemm_gpu, "__version__", "unknown"))
+    except ImportError:
+        pass
     return report
 
 
@@ -84,26 +108,25 @@ def _measure(
     grad = torch.randn(_results(workload), device="cuda")
     tables = make_tables(workload)
     shape = BatchShape(tables, [_group(workload, workload.batch)])
-    groupings = [_grouping(tables, shape, *pair) for pair in data]
+    groupings = [group_numbers(tables, shape, *pair, ahead=True) for pair in data]
     if tuned:
         tune(tables, shape, groupings[0][0], data[0][1], groupings[0][1])
-    sides = {
-        "given": captured(_given(tables, shape, data, groupings, grad)),
-        "counted": captured(_counted(tables, shape, data, grad)),
-    }
+    given = _given(tables, shape, data, groupings, grad)
+    sides = {"given": captured(given), "counted": captured(_counted(tables, shape, data, grad)), "given eager": given}
     peer = fbgemm(workload, data, grad)
     if peer is not None:
-        sides["fbgemm"] = peer
+        sides |= {"fbgemm": captured(peer), "fbgemm eager": peer}
     times = take_turns(sides, rounds, batches)
     floor = _floor(workload, groupings, workload.batch, workload.batch) / speed
     uniform = not workload.zipf
     for what, must, aim in (("given", 2 if uniform else 3, 3 if uniform else 4.5), ("counted", 1.5, 2.5)):
         _ratio(report, f"kernels.{name}.{what}", times, what, must, aim)
+    _ratio(report, f"kernels.{name}.eager", times, "given eager", None, None, "fbgemm eager")
     ours = reading(times["given"])
     share = floor * 1e3 / ours["median_ms"]
     note = f"of the copy bandwidth, over the bytes that must move ({floor * 1e3:.3f} ms)"
     add(report, f"kernels.{name}.bandwidth", share, "share", ours=ours, note=note)
-    del sides, peer, tables, groupings
+    del sides, given, peer, tables, groupings
     _free()
 
 
@@ -118,14 +141,14 @@ def _measure_repeated(report: Report, workload: Workload, batches: int, rounds: 
     tables = make_tables(workload)
     shape = BatchShape(tables, [_group(small, unique)._replace(expanded=workload.batch)])
     members = Members.of(inverse, unique)
-    groupings = [_grouping(tables, shape, *pair) for pair in data]
+    groupings = [group_numbers(tables, shape, *pair, ahead=True) for pair in data]
     sides = {
         "given": captured(_given(tables, shape, data, groupings, grad, members)),
         "counted": captured(_counted(tables, shape, data, grad, inverse)),
     }
     peer = fbgemm(workload, expanded, grad)
     if peer is not None:
-        sides["fbgemm"] = peer
+        sides["fbgemm"] = captured(peer)
     times = take_turns(sides, rounds, batches)
     _ratio(report, "kernels.ikjt5", times, "given", 6, 12)
     _ratio(report, "kernels.ikjt5.counted", times, "counted", None, None)
@@ -137,13 +160,44 @@ def _measure_repeated(report: Report, workload: Workload, batches: int, rounds: 
     _free()
 
 
+def _measure_host(report: Report, rows: int = 2_000_000, dim: int = 128, count: int = 200_000) -> None:
+    """Random rows from and to pinned host memory, both ways, in GB/s."""
+    host = HostRows(torch.randn(rows, dim).pin_memory(), "cuda")
+    numbers = torch.randperm(rows)[:count].pin_memory()
+    taken = host.gather(numbers)
+    moves: dict[str, Callable[[str], object]] = {
+        "gather": lambda way: host.gather(numbers, way),
+        "scatter": lambda way: host.scatter(numbers, taken, way),
+    }
+    for name, move in moves.items():
+        speeds = {}
+        for way in WAYS:
+            times = []
+            for _ in range(6):
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+                move(way)
+                torch.cuda.synchronize()
+                times.append(time.perf_counter() - start)
+            speeds[way] = round(taken.nbytes / min(times[1:]) / 1e9, 2)
+        used = host.gather_way if name == "gather" else host.scatter_way
+        note = f"random rows of {dim * 4} bytes in pinned host memory; measured at start, chosen: {used}"
+        add(report, f"kernels.host.{name}", speeds[used], "GB/s", ours=speeds, note=note)
+
+
 def _ratio(
-    report: Report, id: str, times: Mapping[str, list[float]], ours: str, must: float | None, aim: float | None
+    report: Report,
+    id: str,
+    times: Mapping[str, list[float]],
+    ours: str,
+    must: float | None,
+    aim: float | None,
+    theirs: str = "fbgemm",
 ) -> None:
-    if "fbgemm" not in times:
+    if theirs not in times:
         missing(report, id, f"fbgemm_gpu is not installed (ours: {reading(times[ours])['median_ms']:.3f} ms)")
         return
-    mine, peer = reading(times[ours]), reading(times["fbgemm"])
+    mine, peer = reading(times[ours]), reading(times[theirs])
     add(report, id, peer["median_ms"] / mine["median_ms"], "x", must=must, aim=aim, ours=mine, baseline=peer)
 
 
@@ -182,11 +236,6 @@ def _group(workload: Workload, samples: int) -> GroupSpec:
     return GroupSpec(features, samples, workload.tables * each)
 
 
-def _grouping(tables: Tables, shape: BatchShape, numbers: Tensor, offsets: Tensor) -> tuple[Tensor, Grouping]:
-    slots, places, factors = number_slots(shape, numbers, offsets)
-    return slots, group_places(tables, slots, places, factors)
-
-
 def _given(
     tables: Tables,
     shape: BatchShape,
@@ -210,18 +259,11 @@ def _counted(
     grad: Tensor,
     inverse: Tensor | None = None,
 ) -> Side:
-    beside = torch.cuda.Stream(priority=-1)  # a sort is many small kernels: they should not queue behind one large
-
     def turn() -> None:
         for numbers, offsets in data:
-            here = torch.cuda.current_stream()
             members = None if inverse is None else Members.of(inverse, shape.groups[0].samples)
-            slots, places, factors = number_slots(shape, numbers, offsets)
-            beside.wait_stream(here)
-            with torch.cuda.stream(beside):
-                grouping = group_places(tables, slots, places, factors)
+            slots, grouping = group_numbers(tables, shape, numbers, offsets)
             lookup(tables, shape, slots, offsets, members=members)
-            here.wait_stream(beside)
             update(tables, shape, grouping, grad, members=members)
 
     return turn
@@ -229,7 +271,7 @@ def _counted(
 
 def captured(turn: Side) -> Side:
     """The same work as one CUDA graph."""
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         turn()
@@ -276,14 +318,14 @@ def take_turns(sides: Mapping[str, Side], rounds: int, batches: int) -> dict[str
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for round in range(rounds + 1):
         for name, turn in sides.items():
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
-            start.record()  # type: ignore[no-untyped-call]
+            start.record()
             turn()
-            end.record()  # type: ignore[no-untyped-call]
-            end.synchronize()  # type: ignore[no-untyped-call]
+            end.record()
+            end.synchronize()
             if round:
-                seconds[name].append(start.elapsed_time(end) / 1e3 / batches)  # type: ignore[no-untyped-call]
+                seconds[name].append(start.elapsed_time(end) / 1e3 / batches)
     return seconds
 
 

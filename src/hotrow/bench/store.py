@@ -27,6 +27,7 @@ from hotrow import Batch, Embeddings, Feature, Table, _native
 from hotrow.bench.report import Report, add, missing, new_report, reading, take_turns
 from hotrow.store.optimizers import RowWiseAdagrad
 from hotrow.store.store import RowStore, fetch, update
+from hotrow.tiers import HostTier
 
 TABLES, DIM, BATCH, ZIPF, LR = 26, 32, 2048, 1.05, 0.01
 BATCHES, WARM = 24, 6
@@ -122,7 +123,9 @@ def _ours(rows: int, numbers: list[list[Keys]], grad: Tensor) -> Callable[[int],
     names = [f"t{t}" for t in range(TABLES)]
     tables = [Table(name=n, dim=DIM, optimizer=RowWiseAdagrad(lr=LR)) for n in names]
     embeddings = Embeddings(tables, [Feature(name=n) for n in names])
-    for t, store in enumerate(embeddings.router.tiers["host"].stores().values()):
+    host = embeddings.router.tiers["host"]
+    assert isinstance(host, HostTier)
+    for t, store in enumerate(host.stores().values()):
         for part in np.array_split(np.arange(rows), max(1, rows // 250_000)):
             store.fetch(arbitrary_keys(t, part), 0)
     batches = [

@@ -120,7 +120,13 @@ def _data_set(data: Mapping[str, Any]) -> None:
     _table("", ("feature", "kind", "table", "pooling"), features)
     samples = sum(split["samples"] for split in data["splits"].values())
     kept = [
-        (g["name"], ", ".join(g["columns"]), ", ".join(g["slides"]), f"{g['rows']:,}", f"{samples / max(1, g['rows']):.1f}")
+        (
+            g["name"],
+            ", ".join(g["columns"]),
+            ", ".join(g["slides"]),
+            f"{g['rows']:,}",
+            f"{samples / max(1, g['rows']):.1f}",
+        )
         for g in data["groups"]
     ]
     if kept:

@@ -5,6 +5,8 @@ keep them once (see `dedup`). All are zstd, and row group i of one belongs to ro
 
 Row groups end where a session ends, as late as `row_group` samples allow; only a session larger than that is cut. Where
 they end depends on the samples alone, not on the sizes they were written in, so the same samples give the same bytes.
+Samples that repeat take less room than flat ones, so a row group of them may hold more: that spares dictionaries and
+seeks. They are still encoded `row_group` flat samples at a time, which is what writing holds in memory.
 
 `PartWriter` writes one part: what a task of `prepare` uses, in any process. `PartsWriter` writes a split in one go.
 """
@@ -80,14 +82,17 @@ class PartWriter:
 
     `schema` is a prepared one, whose `groups` say what is kept once; None or () writes flat samples. Files of the same
     name, left by a task that was killed, are overwritten, and the bytes depend on samples, schema and `row_group`
-    alone. The files are seen to the disk by `finish`, but a set of files cannot appear at once: a part is there when
+    alone. With `most`, a row group goes on to as many samples, while it takes no more room deduplicated than `row_group`
+    samples do flat. The files are seen to the disk by `finish`, but a set of files cannot appear at once: a part is there when
     whoever asked for it has noted what `finish` gave (`Part.model_dump_json()`, read by `Part.model_validate_json`).
     Holds a row group or two in memory. `dataset.write_manifest` makes a data set of the parts.
     """
 
-    def __init__(self, folder: Path, stem: str, schema: Schema, *, row_group: int = ROW_GROUP) -> None:
+    def __init__(
+        self, folder: Path, stem: str, schema: Schema, *, row_group: int = ROW_GROUP, most: int | None = None
+    ) -> None:
         self._row_groups = _RowGroups(schema, row_group)
-        self._files = _Files(folder, stem, schema)
+        self._files = _Files(folder, stem, schema, most or 0)
 
     def write(self, samples: pa.RecordBatch | pa.Table) -> None:
         """Adds flat samples; columns that the schema does not have are left out."""
@@ -193,32 +198,49 @@ class _RowGroups:
 class _Files:
     """The files of one part, a row group at a time. None is there before the first one."""
 
-    def __init__(self, folder: Path, stem: str, schema: Schema | pa.Schema) -> None:
-        self._folder, self._stem, self._schema = folder, stem, schema
+    def __init__(self, folder: Path, stem: str, schema: Schema | pa.Schema, most: int = 0) -> None:
+        self._folder, self._stem, self._schema, self._most = folder, stem, schema, most
         self._shapes = tables(schema) if isinstance(schema, Schema) else {SAMPLES: schema}
         self._encodings = Encodings(schema)
         self._open: dict[str, tuple[Any, Any]] = {}
         self._rows: dict[str, list[int]] = {table: [] for table in self._shapes}
+        self._counts = dict.fromkeys(self._shapes, 0)
+        self._next: dict[str, list[pa.Table]] = {table: [] for table in self._shapes}
+        self._room = 0
 
     @property
     def samples(self) -> int:
-        return sum(self._rows[SAMPLES])
+        return self._counts[SAMPLES]
 
     def write(self, samples: pa.Table) -> None:
-        """Adds a row group of flat samples."""
+        """Adds flat samples, to the next row group if it has room for them, else as the one after it."""
         made = {SAMPLES: samples}
         if isinstance(self._schema, Schema):
-            written = {name: sum(rows) for name, rows in self._rows.items()}
-            made = renumber(encode(samples, self._schema), self._schema, written)
+            made = renumber(encode(samples, self._schema), self._schema, self._counts)
+        taken = sum(map(_bytes, made.values()))
+        if taken > self._room or sum(map(len, self._next[SAMPLES])) + len(samples) > self._most:
+            self._write_row_group()
+            self._room = _bytes(samples)
+        self._room -= taken
         for name, table in made.items():
+            self._next[name].append(table)
+            self._counts[name] += len(table)
+
+    def _write_row_group(self) -> None:
+        if not self._next[SAMPLES]:
+            return
+        for name, tables in self._next.items():
+            table = pa.concat_tables(tables)
             if name not in self._open:
                 sink = pa.OSFile(str(self._folder / file_name(self._stem, name)), "wb")
                 self._open[name] = sink, pq.ParquetWriter(sink, table.schema, **self._encodings.of(name, table))
             self._open[name][1].write_table(table, row_group_size=max(1, len(table)))
             self._rows[name].append(len(table))
+            tables.clear()
 
     def finish(self) -> Part | None:
         """Ends every file and sees it to the disk."""
+        self._write_row_group()
         for sink, writer in self._open.values():
             writer.close()
             sink.close()
@@ -280,6 +302,17 @@ class Encodings:
             "use_dictionary": dictionary or False,
             "column_encoding": encodings or None,
         }
+
+
+def _bytes(table: pa.Table) -> int:
+    """What the values of a table take, nulls or not."""
+    total = 0
+    for column in table.columns:
+        if pa.types.is_list(column.type):
+            column = pc.list_flatten(column)
+            total += 4 * len(table)
+        total += len(column) * column.type.bit_width // 8 if pa.types.is_primitive(column.type) else column.nbytes
+    return total
 
 
 def _dictionary_pays(values: pa.ChunkedArray) -> bool:

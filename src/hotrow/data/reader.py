@@ -19,6 +19,8 @@ shared out evenly among the ranks, so that all have the same number of batches; 
 (`dropped`) are left out, or the whole last step with `drop_last`. Every rank decodes every window.
 
 Row counts are known from the manifest, so `seek` reads nothing of what it jumps over.
+
+With `only`, an epoch is the marked samples alone: the marked pieces of each session, still together and in their order.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ from numpy.typing import NDArray
 from hotrow.data.ahead import ahead
 from hotrow.data.batch import Batch
 from hotrow.data.dataset import DataSet
-from hotrow.data.rowgroups import Footers, RowGroup
+from hotrow.data.marks import Bools, Marks, pieces
+from hotrow.data.rowgroups import Footers
 from hotrow.data.samples import Pieces, Taken, Window, needed
 from hotrow.data.steps import Step, apply, schema_after
 from hotrow.errors import SettingsError
@@ -66,6 +69,7 @@ class Reader:
         threads: int = 1,
         prefetch: int = 8,
         steps: Sequence[Step] = (),
+        only: Marks | None = None,
     ) -> None:
         for name, value, least in (
             ("batch_size", batch_size, 1),
@@ -90,7 +94,9 @@ class Reader:
         self._without = set(dataset.schema.columns) - needed(dataset.schema, sessions=shuffle)
         self._footers: Footers = {}
         self._groups = dataset.row_groups(split)
-        self.samples = sum(group.samples for group in self._groups)
+        self._only = only
+        self._counts = [group.samples for group in self._groups] if only is None else only.counts
+        self.samples = sum(self._counts)
         step = world * batch_size
         rest = self.samples % step
         self._batches = self.samples // step + int(rest >= world and not drop_last)
@@ -129,7 +135,7 @@ class Reader:
         waiting: list[Taken] = []
         with closing(self._loaded(epoch, cuts)) as loaded:
             for begin, ordered in loaded:
-                end = begin + ordered.window.size
+                end = begin + ordered.size
                 while cuts and cuts[0][0] < end:
                     first, last = cuts[0]
                     waiting.append(ordered.take(max(first, begin) - begin, min(last, end) - begin))
@@ -150,7 +156,7 @@ class Reader:
         """Each window this rank needs, and its first sample in the epoch's order; some are loaded ahead."""
         windows = self._windows(epoch, np.array(cuts))
         if self._threads == 0:
-            yield from ((w.begin, self._load(w.groups, w.seed)) for w in windows)
+            yield from ((w.begin, self._load(w.numbers, w.seed)) for w in windows)
             return
         pool = ThreadPoolExecutor(self._threads, thread_name_prefix="hotrow-reader")
         try:
@@ -165,51 +171,51 @@ class Reader:
 
     def _windows(self, epoch: int, cuts: NDArray[np.int64]) -> Iterator[_Planned]:
         """The windows this rank needs, in order."""
-        groups = self._groups
+        order = np.arange(len(self._groups))
         if self._shuffle:
-            order = np.random.default_rng([self._seed, epoch]).permutation(len(groups))
-            groups = [groups[i] for i in order]
+            order = np.random.default_rng([self._seed, epoch]).permutation(len(self._groups))
         begin = 0
-        for number, at in enumerate(range(0, len(groups), self._window), start=1):
-            members = groups[at : at + self._window]
-            end = begin + sum(group.samples for group in members)
-            if ((cuts[:, 0] < end) & (cuts[:, 1] > begin)).any():
+        for number, at in enumerate(range(0, len(order), self._window), start=1):
+            members = [i for i in order[at : at + self._window].tolist() if self._counts[i]]
+            end = begin + sum(self._counts[i] for i in members)
+            if members and ((cuts[:, 0] < end) & (cuts[:, 1] > begin)).any():
                 yield _Planned(begin, members, [self._seed, epoch, number] if self._shuffle else None)
             begin = end
 
-    def _load(self, groups: list[RowGroup], seed: list[int] | None) -> _Ordered:
+    def _load(self, numbers: list[int], seed: list[int] | None) -> _Ordered:
         schema = self.dataset.schema
-        window = Window.of([group.read(schema, self._footers, self._without) for group in groups], schema)
-        return _Ordered(apply(self._steps, window), seed)
+        read = [self._groups[i].read(schema, self._footers, self._without) for i in numbers]
+        only = None if self._only is None else np.concatenate([self._only.of(i) for i in numbers])
+        return _Ordered(apply(self._steps, Window.of(read, schema)), seed, only)
 
 
 class _Planned(NamedTuple):
     """A window to be loaded: its first sample in the epoch's order, its row groups, and the seed of its own order."""
 
     begin: int
-    groups: list[RowGroup]
+    numbers: list[int]
     seed: list[int] | None
 
 
 def _loading(
-    pool: ThreadPoolExecutor, load: Callable[[list[RowGroup], list[int] | None], _Ordered], windows: Iterable[_Planned]
+    pool: ThreadPoolExecutor, load: Callable[[list[int], list[int] | None], _Ordered], windows: Iterable[_Planned]
 ) -> Iterator[tuple[int, Future[_Ordered]]]:
-    return ((w.begin, pool.submit(load, w.groups, w.seed)) for w in windows)
+    return ((w.begin, pool.submit(load, w.numbers, w.seed)) for w in windows)
 
 
 class _Ordered:
-    """A window and the order of its samples: that of the files, or by sessions from a seed."""
+    """A window and the order of its samples, or of those marked: that of the files, or by sessions from a seed."""
 
-    def __init__(self, window: Window, seed: list[int] | None) -> None:
+    def __init__(self, window: Window, seed: list[int] | None, only: Bools | None = None) -> None:
         self.window = window
-        if seed is None:
-            self._pieces = Pieces(np.zeros(1, dtype=np.int64), np.array([window.size]))
+        sessions = np.zeros(1, dtype=np.int64) if seed is None else window.sessions()
+        order = np.arange(1) if seed is None else np.random.default_rng(seed).permutation(len(sessions))
+        if only is None:
+            self._pieces = Pieces(sessions[order], np.diff(sessions, append=window.size)[order])
         else:
-            sessions = window.sessions()
-            order = np.random.default_rng(seed).permutation(len(sessions))
-            counts = np.diff(sessions, append=window.size)
-            self._pieces = Pieces(sessions[order], counts[order])
+            self._pieces = pieces(only, sessions, order)
         self._ends = np.cumsum(self._pieces.counts)
+        self.size = int(self._ends[-1])
 
     def take(self, first: int, last: int) -> Taken:
         """The samples from `first` up to `last` in this order."""

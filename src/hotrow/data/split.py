@@ -8,7 +8,7 @@
 | `users:0.1` | all samples of a tenth of the users, by hash |
 | `none` | nothing |
 
-Only `last` must see the whole log before it can place the first sample; the log is then spooled to disk once.
+`last` is settled to a time or a number of samples once `prepare` has seen the whole log.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError
 
 from hotrow.data.mix import mix64
@@ -37,23 +38,12 @@ class _Split(Settings):
     def check(self, schema: Schema) -> None:
         """Raises `SettingsError` where the schema lacks what this split needs."""
 
-    def is_test(self, samples: pa.RecordBatch, first: int, schema: Schema) -> np.ndarray | None:
-        """Which of the prepared samples, counted from `first`, are test; None if none is."""
-        return None
-
 
 class Last(_Split):
     """The last part of the log."""
 
     name: Literal["last"] = "last"
     value: float = Field(gt=0, lt=1)
-
-    def settle(self, samples: int, times: np.ndarray | None) -> FromTime | AfterSamples:
-        """The split this is for a log of so many samples at these times."""
-        first = samples - round(samples * self.value)
-        if times is None or not len(times) or first >= len(times):
-            return AfterSamples(value=first)
-        return FromTime(value=int(np.partition(times, first)[first]))
 
 
 class FromTime(_Split):
@@ -66,19 +56,12 @@ class FromTime(_Split):
         if schema.time is None:
             raise SettingsError("A split by time needs a time column: give the schema one, or split by last:0.1.")
 
-    def is_test(self, samples: pa.RecordBatch, first: int, schema: Schema) -> np.ndarray | None:
-        test: np.ndarray = samples.column(schema.time).to_numpy() >= self.value
-        return test
-
 
 class AfterSamples(_Split):
     """Everything after the first samples."""
 
     name: Literal["samples"] = "samples"
     value: int = Field(ge=0)
-
-    def is_test(self, samples: pa.RecordBatch, first: int, schema: Schema) -> np.ndarray | None:
-        return np.arange(first, first + len(samples)) >= self.value
 
 
 class Users(_Split):
@@ -91,9 +74,10 @@ class Users(_Split):
         if schema.user is None:
             raise SettingsError("A split by users needs a user column: give the schema one, or split by last:0.1.")
 
-    def is_test(self, samples: pa.RecordBatch, first: int, schema: Schema) -> np.ndarray | None:
+    def chosen(self, samples: pa.RecordBatch, schema: Schema) -> NDArray[np.bool_]:
+        """Which of the prepared samples are of a user in that fraction."""
         hashed = mix64(samples.column(schema.user).to_numpy().view(np.uint64))
-        test: np.ndarray = (hashed >> np.uint64(11)) * 2.0**-53 < self.value
+        test: NDArray[np.bool_] = (hashed >> np.uint64(11)) * 2.0**-53 < self.value
         return test
 
 

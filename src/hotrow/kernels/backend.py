@@ -8,26 +8,38 @@ else takes the twin, and where that is only because Triton is absent, one warnin
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from torch import Tensor
 
-triton: Any
-tl: Any
-try:
-    import triton
-    import triton.language as tl
-except ImportError:
-    triton = tl = None
 
+def _triton() -> tuple[Any, Any]:
+    try:
+        return import_module("triton"), import_module("triton.language")
+    except ImportError:
+        return None, None
+
+
+triton, tl = _triton()
 _told = False
 
 
 def jit(function: Callable[..., Any]) -> Any:
     """`triton.jit`, or the function as it is where nobody will launch it."""
     return function if triton is None else triton.jit(function)
+
+
+def kernel(*sizes: str) -> Callable[[Callable[..., Any]], Any]:
+    """`jit` for a function that is launched; `sizes` change with the batch, and no value of them is compiled for."""
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        return function if triton is None else triton.jit(function, do_not_specialize=list(sizes))
+
+    return decorate
 
 
 def constant(value: int) -> Any:
@@ -58,3 +70,8 @@ def runs_kernels(tensor: Tensor) -> bool:
 def power_of_two(n: int) -> int:
     """The smallest power of two that is not below `n`."""
     return 1 << max(0, n - 1).bit_length()
+
+
+def vector_of(dim: int) -> int:
+    """How many elements of rows of `dim` can always be loaded at once."""
+    return math.gcd(dim, 8)

@@ -1,9 +1,9 @@
-# mypy: allow-untyped-defs, allow-untyped-calls
+# mypy: disable-error-code="no-untyped-def,no-untyped-call"
 """Backward and optimizer in one: each touched row's gradient is summed over its lookups, and used where the sum ends.
 
-`update_kernel` takes chunks (see `chunks.py`), a tile of them side by side, and asks for their rows and state before it
-begins to sum, so that all of it travels together. A row that is one chunk is updated at once. Sums of the chunks of
-longer rows go to `partials`, two places for each block of sorted lookups, and `join_kernel` adds them up in their
+`update_kernel` takes the lists of `chunks.py`, a tile of entries side by side, and asks for their rows and state before
+it begins to sum, so that all of it travels together. A row that is one entry is updated at once. Sums of the chunks
+of longer rows go to `partials`, two places for each span of sorted lookups, and `join_kernel` adds them up in their
 order. No atomics and one order of summation: the same bits on every run, whatever tiles were tuned. Rows that are
 only staged here have their gradient written to `handed`, laid out as the staged rows are.
 """
@@ -13,141 +13,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hotrow.kernels.backend import jit, tl
-from hotrow.kernels.chunks import CHUNK, FROM_BEFORE, segment_of
+from hotrow.kernels.backend import jit, kernel, tl
+from hotrow.kernels.chunks import FROM_BEFORE, SPAN, segment_of
 from hotrow.kernels.pooling import whole_vectors, within
-from hotrow.kernels.rounding import random_bits, random_bits_twin, rounded, rounded_twin
-from hotrow.kernels.tables import (
-    ADAGRAD,
-    ADAM,
-    BETA1,
-    BETA2,
-    BOUND,
-    CLASS,
-    CLIP_NORM,
-    CLIP_VALUE,
-    DECAY,
-    DIM,
-    EPS,
-    FIRST,
-    HOT,
-    HYPER_COLUMNS,
-    LAYOUT_COLUMNS,
-    RATE,
-    REST1,
-    REST2,
-    ROWWISE,
-    SGD,
-    STATE,
-    VALUES,
-)
-
-
-import os
-from hotrow.kernels.backend import constant
-X_EVICT = constant(int(os.environ.get("X_EVICT", "0")))
-X_AHEAD = constant(int(os.environ.get("X_AHEAD", "1")))
-
-
-@jit
-def _state(state, local, hot, columns, dim, KIND: tl.constexpr, FULL: tl.constexpr):
-    """The optimizer state of some rows: up to two tensors, by the kind of optimizer."""
-    if KIND == SGD:
-        one = 0.0
-        two = 0.0
-    elif KIND == ROWWISE:
-        one = tl.load(state + local, mask=hot, other=0.0)
-        two = 0.0
-    elif KIND == ADAGRAD:
-        at = state + (local.to(tl.int64) * dim)[:, None] + columns[None, :]
-        one = tl.load(at, mask=within(hot, columns, dim, FULL), other=0.0)
-        two = 0.0
-    else:
-        tl.static_assert(KIND == ADAM)
-        at = state + (local.to(tl.int64) * (2 * dim))[:, None] + columns[None, :]
-        one = tl.load(at, mask=within(hot, columns, dim, FULL), other=0.0)
-        two = tl.load(at + dim, mask=within(hot, columns, dim, FULL), other=0.0)
-    return one, two
-
-
-@jit
-def _prepared(grad, row, hyper):
-    """The gradient clipped, and decay added."""
-    most = tl.load(hyper + CLIP_VALUE)
-    most = tl.where(most > 0.0, most, float("inf"))
-    grad = tl.minimum(tl.maximum(grad, -most), most)
-    longest = tl.load(hyper + CLIP_NORM)
-    longest = tl.where(longest > 0.0, longest, float("inf"))
-    norm = tl.sqrt(tl.sum(grad * grad, 1))
-    scale = tl.where(norm > longest, longest / tl.maximum(norm, 1e-30), 1.0)
-    return grad * scale[:, None] + tl.load(hyper + DECAY) * row
-
-
-@jit
-def _moved(
-    grad, row, state, one, two, local, hot, columns, dim, hyper, BLOCK: tl.constexpr, KIND: tl.constexpr,
-    FULL: tl.constexpr,
-):  # fmt: skip
-    """The rows after one step of their optimizer; writes the state on."""
-    rate = tl.load(hyper + RATE)
-    if KIND == SGD:
-        moved = row - rate * grad
-    elif KIND == ROWWISE:
-        if FULL:
-            mean = tl.sum(grad * grad, 1) * (1.0 / BLOCK)
-        else:
-            mean = tl.sum(grad * grad, 1) / dim.to(tl.float32)
-        squares = one + mean
-        tl.store(state + local, squares, mask=hot)
-        moved = row - (rate / (tl.sqrt(squares) + tl.load(hyper + EPS)))[:, None] * grad
-    elif KIND == ADAGRAD:
-        squares = one + grad * grad
-        at = state + (local.to(tl.int64) * dim)[:, None] + columns[None, :]
-        tl.store(at, squares, mask=within(hot, columns, dim, FULL))
-        moved = row - rate * grad / (tl.sqrt(squares) + tl.load(hyper + EPS))
-    else:
-        moment = tl.load(hyper + BETA1) * one + tl.load(hyper + REST1) * grad
-        squares = tl.load(hyper + BETA2) * two + tl.load(hyper + REST2) * grad * grad
-        at = state + (local.to(tl.int64) * (2 * dim))[:, None] + columns[None, :]
-        tl.store(at, moment, mask=within(hot, columns, dim, FULL))
-        tl.store(at + dim, squares, mask=within(hot, columns, dim, FULL))
-        moved = row - rate * moment / (tl.sqrt(squares) + tl.load(hyper + EPS))
-    return moved
-
-
-@jit
-def _finish(
-    grad, row, one, two, slot, local, whole, columns, dim, base, state, values, handed, staged_at, segment, layout,
-    hyper, seed, BLOCK: tl.constexpr, KIND: tl.constexpr, VECTOR: tl.constexpr, FULL: tl.constexpr,
-    PLAIN: tl.constexpr, STAGED: tl.constexpr,
-):  # fmt: skip
-    """Uses the summed gradients of some rows of one segment: in place, or handed out where the row is staged."""
-    hot = whole
-    if STAGED:
-        here = tl.load(layout + segment * LAYOUT_COLUMNS + HOT).to(tl.int32)
-        hot = whole & (local < here)
-        cold = within(whole & (local >= here), columns, dim, FULL)
-        to = handed + tl.load(staged_at + segment) // VECTOR * VECTOR
-        tl.store(to + ((local - here).to(tl.int64) * dim)[:, None] + columns[None, :], grad, mask=cold)
-    hyper += segment * HYPER_COLUMNS
-    if not PLAIN:
-        grad = tl.where(within(hot, columns, dim, FULL), _prepared(grad, row, hyper), 0.0)
-    moved = _moved(grad, row, state, one, two, local, hot, columns, dim, hyper, BLOCK, KIND, FULL)
-    if not PLAIN:
-        bound = tl.load(hyper + BOUND)
-        bound = tl.where(bound > 0.0, bound, float("inf"))
-        moved = tl.minimum(tl.maximum(moved, -bound), bound)
-    if values.dtype.element_ty != tl.float32:
-        random = random_bits(tl.load(seed), slot, columns)
-    else:
-        random = 0
-    place = (base + local.to(tl.int64) * dim)[:, None] + columns[None, :]
-    if X_EVICT == 2 or X_EVICT == 3:
-        tl.store(values + place, rounded(moved, random, values), mask=within(hot, columns, dim, FULL), eviction_policy="evict_first")
-    elif X_EVICT == 4:
-        tl.store(values + place, rounded(moved, random, values), mask=within(hot, columns, dim, FULL), cache_modifier=".cs")
-    else:
-        tl.store(values + place, rounded(moved, random, values), mask=within(hot, columns, dim, FULL))
+from hotrow.kernels.rounding import random_bits_twin, rounded_twin
+from hotrow.kernels.rules import decayed, finish, state_of, step_twin
+from hotrow.kernels.tables import CLASS, DIM, FIRST, HOT, LAYOUT_COLUMNS, STATE, VALUES
 
 
 @jit
@@ -169,16 +40,23 @@ def _here(layout, segment, local, whole, STAGED: tl.constexpr):
 
 
 @jit
-def _sum(
-    grads, places, factors, begin, place, length, mine, columns, dim,
-    BLOCK: tl.constexpr, TILE: tl.constexpr, FULL: tl.constexpr, UNROLL: tl.constexpr, UNIT: tl.constexpr,
-    FACTORS: tl.constexpr,
-):  # fmt: skip
-    """The gradient of each chunk, over its lookups in their order; the first one's place is known already."""
+def _first(
+    grads, factors, begin, place, mine, columns, dim, FULL: tl.constexpr, UNIT: tl.constexpr, FACTORS: tl.constexpr
+):
+    """The gradient of each entry's first lookup."""
     at = grads + (place.to(tl.int64) * UNIT)[:, None] + columns[None, :]
-    total = tl.load(at, mask=within(mine, columns, dim, FULL), other=0.0).to(tl.float32)
+    grad = tl.load(at, mask=within(mine, columns, dim, FULL), other=0.0).to(tl.float32)
     if FACTORS:
-        total *= tl.load(factors + begin, mask=mine, other=0.0)[:, None]
+        grad *= tl.load(factors + begin, mask=mine, other=0.0)[:, None]
+    return grad
+
+
+@jit
+def _rest(
+    total, grads, places, factors, begin, length, mine, columns, dim,
+    FULL: tl.constexpr, UNROLL: tl.constexpr, UNIT: tl.constexpr, FACTORS: tl.constexpr,
+):  # fmt: skip
+    """Adds the gradients of each chunk's further lookups, in their order."""
     longest = tl.max(tl.where(mine, length, 0), 0)
     for k in range(1, longest, UNROLL):
         for j in tl.static_range(UNROLL):
@@ -193,88 +71,122 @@ def _sum(
 
 
 @jit
-def _chunks(
+def _rows(
     grads, places, factors, begin, place, info, slot, mine, segment, partials, values, state, handed, staged_at,
     layout, hyper, seed,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, TILE: tl.constexpr, VECTOR: tl.constexpr,
-    FULL: tl.constexpr, UNROLL: tl.constexpr, UNIT: tl.constexpr, FACTORS: tl.constexpr, PLAIN: tl.constexpr,
-    STAGED: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, VECTOR: tl.constexpr, FULL: tl.constexpr,
+    UNROLL: tl.constexpr, UNIT: tl.constexpr, FACTORS: tl.constexpr, PLAIN: tl.constexpr, STAGED: tl.constexpr,
+    ONLY: tl.constexpr,
 ):  # fmt: skip
-    """Some chunks of one segment, side by side."""
+    """Some chunks of one segment, side by side; `ONLY` if each is a row of one lookup."""
     columns = tl.arange(0, BLOCK)
     dim, first, base, state_base = _segment(layout, segment, BLOCK, VECTOR, FULL)
     state += state_base
     local = slot - first
-    whole = mine & (info < FROM_BEFORE)
+    whole = mine
+    if not ONLY:
+        whole = mine & (info < FROM_BEFORE)
     hot = _here(layout, segment, local, whole, STAGED)
     at = values + (base + local.to(tl.int64) * dim)[:, None] + columns[None, :]
-    if X_EVICT == 1 or X_EVICT == 3:
-        row = tl.load(at, mask=within(hot, columns, dim, FULL), other=0.0, eviction_policy="evict_first").to(tl.float32)
-    else:
-        row = tl.load(at, mask=within(hot, columns, dim, FULL), other=0.0).to(tl.float32)
-    one, two = _state(state, local, hot, columns, dim, KIND, FULL)
-    grad = _sum(
-        grads, places, factors, begin, place, info & 255, mine, columns, dim, BLOCK, TILE, FULL, UNROLL, UNIT, FACTORS
-    )
-    if tl.max(info, 0) >= FROM_BEFORE:
-        part = 2 * (begin // CHUNK) + tl.where((info & FROM_BEFORE) != 0, 0, 1)
-        to = partials + (part.to(tl.int64) * WIDTH)[:, None] + columns[None, :]
-        tl.store(to, grad, mask=within(mine & (info >= FROM_BEFORE), columns, dim, FULL))
-    _finish(
+    row = tl.load(at, mask=within(hot, columns, dim, FULL), other=0.0).to(tl.float32)
+    one, two = state_of(state, local, hot, columns, dim, KIND, FULL)
+    grad = _first(grads, factors, begin, place, mine, columns, dim, FULL, UNIT, FACTORS)
+    grad = decayed(grad, row, hyper, segment, PLAIN)
+    if not ONLY:
+        grad = _rest(grad, grads, places, factors, begin, info & 255, mine, columns, dim, FULL, UNROLL, UNIT, FACTORS)
+        if tl.max(info, 0) >= FROM_BEFORE:
+            part = 2 * (begin // SPAN) + tl.where((info & FROM_BEFORE) != 0, 0, 1)
+            to = partials + (part.to(tl.int64) * WIDTH)[:, None] + columns[None, :]
+            tl.store(to, grad, mask=within(mine & (info >= FROM_BEFORE), columns, dim, FULL))
+    finish(
         grad, row, one, two, slot, local, whole, columns, dim, base, state, values, handed, staged_at, segment, layout,
         hyper, seed, BLOCK, KIND, VECTOR, FULL, PLAIN, STAGED,
     )  # fmt: skip
 
 
 @jit
-def _records(begins, firsts, infos, slots, chunk, last):
-    """What is known of some chunks."""
-    live = chunk < last
-    begin = tl.load(begins + chunk, mask=live, other=0)
-    place = tl.load(firsts + chunk, mask=live, other=0)
-    info = tl.load(infos + chunk, mask=live, other=0)
-    return begin, place, info, tl.load(slots + chunk, mask=live, other=0)
+def _entries(begins, infos, slots, firsts, entry, last, FACTORS: tl.constexpr, ONLY: tl.constexpr):
+    """What a list says of some entries; single lookups need less of it."""
+    live = entry < last
+    place = tl.load(firsts + entry, mask=live, other=0)
+    slot = tl.load(slots + entry, mask=live, other=0)
+    begin = place
+    info = place
+    if FACTORS or not ONLY:
+        begin = tl.load(begins + entry, mask=live, other=0)
+    if not ONLY:
+        info = tl.load(infos + entry, mask=live, other=0)
+    return begin, place, info, slot
 
 
 @jit
-def update_kernel(
-    grads, places, factors, ends, begins, infos, slots, segments, firsts, partials, values, state, handed, staged_at,
-    layout, hyper, seed, tiles,
-    WIDTH: tl.constexpr, BLOCKS: tl.constexpr, KINDS: tl.constexpr, TILES: tl.constexpr, VECTORS: tl.constexpr,
-    FULL: tl.constexpr, FIRSTS: tl.constexpr, COUNTS: tl.constexpr, UNROLL: tl.constexpr, UNIT: tl.constexpr,
-    FACTORS: tl.constexpr, PLAIN: tl.constexpr, STAGED: tl.constexpr,
+def _span(
+    grads, places, factors, begins, infos, slots, firsts, partials, values, state, handed, staged_at, layout, hyper,
+    seed, entry, last,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, TILE: tl.constexpr, VECTOR: tl.constexpr,
+    FULL: tl.constexpr, FIRST_SEGMENT: tl.constexpr, SEGMENTS: tl.constexpr, ALL: tl.constexpr, UNROLL: tl.constexpr,
+    UNIT: tl.constexpr, FACTORS: tl.constexpr, PLAIN: tl.constexpr, STAGED: tl.constexpr, ONLY: tl.constexpr,
 ):  # fmt: skip
-    """A tile of chunks at a time: all of one segment where a class has only one, else segment after segment."""
-    program = tl.program_id(0)
-    programs = tl.num_programs(0)
-    start = 0
-    for c in tl.static_range(len(BLOCKS)):
-        last = tl.load(ends + (c + 1) * tiles - 1)
-        chunk = start + program * TILES[c] + tl.arange(0, TILES[c])
-        next_begin, next_place, next_info, next_slot = _records(begins, firsts, infos, slots, chunk, last)
-        for tile in range(program, tl.cdiv(last - start, TILES[c]), programs):
-            chunk = start + tile * TILES[c] + tl.arange(0, TILES[c])
-            live = chunk < last
-            begin, place, info, slot = next_begin, next_place, next_info, next_slot
-            further = chunk + programs * TILES[c]
-            next_begin, next_place, next_info, next_slot = _records(begins, firsts, infos, slots, further, last)
-            if COUNTS[c] == 1:
-                _chunks(
-                    grads, places, factors, begin, place, info, slot, live, FIRSTS[c], partials, values, state,
-                    handed, staged_at, layout, hyper, seed, WIDTH, BLOCKS[c], KINDS[c], TILES[c], VECTORS[c], FULL[c],
-                    UNROLL, UNIT, FACTORS, PLAIN, STAGED,
+    """The entries of one class in one span, tile after tile; the next tile's are asked for before this one's work."""
+    tiles = tl.cdiv(last - entry, TILE)
+    entry += tl.arange(0, TILE)
+    begin, place, info, slot = _entries(begins, infos, slots, firsts, entry, last, FACTORS, ONLY)
+    for _ in range(tiles):
+        live = entry < last
+        ahead = entry + TILE
+        begin_ahead, place_ahead, info_ahead, slot_ahead = _entries(
+            begins, infos, slots, firsts, ahead, last, FACTORS, ONLY
+        )
+        if SEGMENTS == 1:
+            _rows(
+                grads, places, factors, begin, place, info, slot, live, FIRST_SEGMENT, partials, values, state,
+                handed, staged_at, layout, hyper, seed, WIDTH, BLOCK, KIND, VECTOR, FULL, UNROLL, UNIT, FACTORS,
+                PLAIN, STAGED, ONLY,
+            )  # fmt: skip
+        else:
+            segment = segment_of(layout, slot, ALL)
+            lowest = tl.min(tl.where(live, segment, 2147483647), 0)
+            highest = tl.max(tl.where(live, segment, -1), 0)
+            for s in range(lowest, highest + 1):
+                _rows(
+                    grads, places, factors, begin, place, info, slot, live & (segment == s), s, partials, values,
+                    state, handed, staged_at, layout, hyper, seed, WIDTH, BLOCK, KIND, VECTOR, FULL, UNROLL, UNIT,
+                    FACTORS, PLAIN, STAGED, ONLY,
                 )  # fmt: skip
-            else:
-                segment = tl.load(segments + chunk, mask=live, other=-1)
-                lowest = tl.min(tl.where(live, segment, 2147483647), 0)
-                highest = tl.max(segment, 0)
-                for s in range(lowest, highest + 1):
-                    _chunks(
-                        grads, places, factors, begin, place, info, slot, live & (segment == s), s, partials, values,
-                        state, handed, staged_at, layout, hyper, seed, WIDTH, BLOCKS[c], KINDS[c], TILES[c],
-                        VECTORS[c], FULL[c], UNROLL, UNIT, FACTORS, PLAIN, STAGED,
-                    )  # fmt: skip
-        start = last
+        entry, begin, place, info, slot = ahead, begin_ahead, place_ahead, info_ahead, slot_ahead
+
+
+@kernel("spans", "each")
+def update_kernel(
+    grads, places, factors, counts, begins, infos, slots, firsts, single_factors, single_counts, single_at,
+    single_slots, single_firsts, partials, values, state, handed, staged_at, layout, hyper, seed, spans, each,
+    WIDTH: tl.constexpr, BLOCKS: tl.constexpr, KINDS: tl.constexpr, LONG: tl.constexpr, SHORT: tl.constexpr,
+    VECTORS: tl.constexpr, FULL: tl.constexpr, FIRSTS: tl.constexpr, COUNTS: tl.constexpr, ALL: tl.constexpr,
+    UNROLL: tl.constexpr, UNIT: tl.constexpr, FACTORS: tl.constexpr, PLAIN: tl.constexpr, STAGED: tl.constexpr,
+):  # fmt: skip
+    """`each` spans of one of the lists. Programs alternate between them: sums wait for the cache, single lookups for
+    memory, and side by side they fill each other's pauses."""
+    program = tl.program_id(0) // 2
+    for span in range(program * each, tl.minimum(program * each + each, spans)):
+        entry = span * SPAN
+        if tl.program_id(0) % 2 == 0:
+            for c in tl.static_range(len(BLOCKS)):
+                last = entry + tl.load(counts + c * spans + span)
+                _span(
+                    grads, places, factors, begins, infos, slots, firsts, partials, values, state, handed, staged_at,
+                    layout, hyper, seed, entry, last, WIDTH, BLOCKS[c], KINDS[c], LONG[c], VECTORS[c], FULL[c],
+                    FIRSTS[c], COUNTS[c], ALL, UNROLL, UNIT, FACTORS, PLAIN, STAGED, False,
+                )  # fmt: skip
+                entry = last
+        else:
+            for c in tl.static_range(len(BLOCKS)):
+                last = entry + tl.load(single_counts + c * spans + span)
+                _span(
+                    grads, places, single_factors, single_at, infos, single_slots, single_firsts, partials, values,
+                    state, handed, staged_at, layout, hyper, seed, entry, last, WIDTH, BLOCKS[c], KINDS[c], SHORT[c],
+                    VECTORS[c], FULL[c], FIRSTS[c], COUNTS[c], ALL, UNROLL, UNIT, FACTORS, PLAIN, STAGED, True,
+                )  # fmt: skip
+                entry = last
 
 
 @jit
@@ -293,54 +205,56 @@ def _join(
     hot = _here(layout, segment, local, whole, STAGED)
     at = values + (base + local.to(tl.int64) * dim)[:, None] + columns[None, :]
     row = tl.load(at, mask=within(hot, columns, dim, FULL), other=0.0).to(tl.float32)
-    one, two = _state(state, local, hot, columns, dim, KIND, FULL)
-    parts = partials + block.to(tl.int64) * (2 * WIDTH) + columns[None, :]
+    one, two = state_of(state, local, hot, columns, dim, KIND, FULL)
+    far = tl.zeros([1], tl.int64)  # counts in int64
+    parts = partials + ((far + block) * (2 * WIDTH))[:, None] + columns[None, :]
     grad = tl.load(parts + WIDTH, mask=within(whole, columns, dim, FULL), other=0.0)
+    grad = decayed(grad, row, hyper, segment, PLAIN)
     # Rows are sorted, so a block that begins with the slot is one more part.
     wide = tl.arange(0, 64)
     going = 1
     while going > 0:
-        start = CHUNK * (block + going + wide)
+        start = SPAN * (block + going + wide)
         count = tl.sum((tl.load(rows + start, mask=start < lookups, other=-1) == slot).to(tl.int32), 0)
         for k in range(0, count, UNROLL):
             for j in tl.static_range(UNROLL):
-                part = parts + (going + k + j).to(tl.int64) * (2 * WIDTH)
+                part = parts + ((far + going + k + j) * (2 * WIDTH))[:, None]
                 has = whole & (k + j < count)
                 grad += tl.load(part, mask=within(has, columns, dim, FULL), other=0.0)
         going = tl.where(count == 64, going + 64, 0)
-    _finish(
+    finish(
         grad, row, one, two, slot, local, whole, columns, dim, base, state, values, handed, staged_at, segment, layout,
         hyper, seed, BLOCK, KIND, VECTOR, FULL, PLAIN, STAGED,
     )  # fmt: skip
 
 
-@jit
+@kernel("lookups", "borders")
 def join_kernel(
-    rows, lookups, partials, values, state, handed, staged_at, layout, hyper, seed,
+    rows, lookups, borders, partials, values, state, handed, staged_at, layout, hyper, seed,
     WIDTH: tl.constexpr, BLOCKS: tl.constexpr, KINDS: tl.constexpr, VECTORS: tl.constexpr, FULL: tl.constexpr,
-    UNROLL: tl.constexpr, PLAIN: tl.constexpr, STAGED: tl.constexpr, SEGMENTS: tl.constexpr,
+    EACH: tl.constexpr, UNROLL: tl.constexpr, PLAIN: tl.constexpr, STAGED: tl.constexpr, SEGMENTS: tl.constexpr,
 ):  # fmt: skip
-    """A program for each border between blocks, which works if a row begins before it and ends behind it."""
-    block = tl.program_id(0)
-    border = CHUNK * (block + 1)
-    slot = tl.load(rows + border - 1)
-    behind = tl.load(rows + border)
-    before = tl.load(rows + CHUNK * block - 1, mask=block > 0, other=-1)
-    if (slot == behind) & (before != slot):
-        if SEGMENTS == 1:
-            _join(
-                rows, lookups, block, slot, 0, partials, values, state, handed, staged_at, layout, hyper, seed,
-                WIDTH, BLOCKS[0], KINDS[0], VECTORS[0], FULL[0], UNROLL, PLAIN, STAGED,
-            )  # fmt: skip
-        else:
-            segment = segment_of(layout, slot, SEGMENTS)
-            kind = tl.load(layout + segment * LAYOUT_COLUMNS + CLASS)
-            for c in tl.static_range(len(BLOCKS)):
-                if kind == c:
-                    _join(
-                        rows, lookups, block, slot, segment, partials, values, state, handed, staged_at, layout,
-                        hyper, seed, WIDTH, BLOCKS[c], KINDS[c], VECTORS[c], FULL[c], UNROLL, PLAIN, STAGED,
-                    )  # fmt: skip
+    """Some borders between spans, each of which gives work if a row begins right before it and goes on behind it."""
+    first = tl.program_id(0) * EACH
+    for block in range(first, tl.minimum(first + EACH, borders)):
+        slot = tl.load(rows + SPAN * (block + 1) - 1)
+        behind = tl.load(rows + SPAN * (block + 1))
+        before = tl.load(rows + SPAN * block - 1, mask=block > 0, other=-1)
+        if (slot == behind) & (before != slot):
+            if SEGMENTS == 1:
+                _join(
+                    rows, lookups, block, slot, 0, partials, values, state, handed, staged_at, layout, hyper, seed,
+                    WIDTH, BLOCKS[0], KINDS[0], VECTORS[0], FULL[0], UNROLL, PLAIN, STAGED,
+                )  # fmt: skip
+            else:
+                segment = segment_of(layout, slot, SEGMENTS)
+                kind = tl.load(layout + segment * LAYOUT_COLUMNS + CLASS)
+                for c in tl.static_range(len(BLOCKS)):
+                    if kind == c:
+                        _join(
+                            rows, lookups, block, slot, segment, partials, values, state, handed, staged_at, layout,
+                            hyper, seed, WIDTH, BLOCKS[c], KINDS[c], VECTORS[c], FULL[c], UNROLL, PLAIN, STAGED,
+                        )  # fmt: skip
 
 
 def update_twin(
@@ -377,37 +291,5 @@ def update_twin(
             handed[(int(staged_at[t]) + (local[cold] - here) * dim)[:, None] + columns] = grad[cold].float()
         local, grad, slots = local[~cold], grad[~cold], slots[~cold]
         place = (base + local * dim)[:, None] + columns
-        moved = _step_twin(values[place].to(compute), grad, state, state_base, local, hyper[t].tolist(), kinds[kind])
+        moved = step_twin(values[place].to(compute), grad, state, state_base, local, hyper[t].tolist(), kinds[kind])
         values[place] = rounded_twin(moved, random_bits_twin(int(seed), slots, dim), values.dtype)
-
-
-def _step_twin(
-    row: Tensor, grad: Tensor, state: Tensor, base: int, local: Tensor, hyper: list[float], kind: int
-) -> Tensor:
-    rate, eps, decay, clip_value, clip_norm, bound, beta1, beta2, rest1, rest2, *_ = hyper
-    dim = row.shape[1]
-    columns = torch.arange(dim, device=row.device)
-    if clip_value:
-        grad = grad.clamp(-clip_value, clip_value)
-    if clip_norm:
-        norm = grad.norm(dim=1, keepdim=True)
-        grad = torch.where(norm > clip_norm, grad * (clip_norm / norm), grad)
-    grad = grad + decay * row
-    if kind == 0:
-        row = row - rate * grad
-    elif kind == 2:
-        squares = state[base + local].to(row.dtype) + grad.square().mean(dim=1)
-        state[base + local] = squares.float()
-        row = row - (rate / (squares.sqrt() + eps))[:, None] * grad
-    elif kind == 1:
-        at = (base + local * dim)[:, None] + columns
-        squares = state[at].to(row.dtype) + grad.square()
-        state[at] = squares.float()
-        row = row - rate * grad / (squares.sqrt() + eps)
-    else:
-        at = (base + local * 2 * dim)[:, None] + columns
-        moment = beta1 * state[at].to(row.dtype) + rest1 * grad
-        squares = beta2 * state[at + dim].to(row.dtype) + rest2 * grad.square()
-        state[at], state[at + dim] = moment.float(), squares.float()
-        row = row - rate * moment / (squares.sqrt() + eps)
-    return row.clamp(-bound, bound) if bound else row

@@ -1,11 +1,15 @@
-# mypy: allow-untyped-defs, allow-untyped-calls
-"""Lookups sorted by row, cut into chunks: the work list of the backward pass.
+# mypy: disable-error-code="no-untyped-def,no-untyped-call"
+"""The work lists of the backward pass: chunks of lookups that share a row, and rows that have one lookup only.
 
-A chunk is the lookups of one row within an aligned block of 64 sorted lookups. A row of many lookups is thus many
-chunks, which run side by side and are joined afterwards; and whether a row goes on in the next block is seen from the
-two lookups at the border, so nothing here waits for anything but a count per tile. Chunks stand class after class
-and tile after tile, longest first within a tile: rows that one program handles together are about equally
-long, and lie in one table, whose gradients stay in the cache meanwhile. No atomics: the list is the same each time.
+Lookups sorted by row are cut into spans of 64. A *chunk* is the lookups of one row within a span, so a row of many
+lookups is many chunks, which run side by side and are joined afterwards; whether a row goes on in the next span is
+seen from the two lookups at the border. Chunks stand longest first: those that one program handles together are about
+equally long. Rows of a *single* lookup, most rows of most batches, need no sum and have a list of their own.
+Either list has as much room in a span as there are lookups, so nothing has to be counted over spans first; no atomics:
+the lists are the same each time.
+
+A grouping made ahead of time lists single lookups by spans of the batch instead (`single_kernel`): neighbours then
+belong to one bag and read one gradient. That costs two trips through memory, so one made in the step does without.
 """
 
 from __future__ import annotations
@@ -13,13 +17,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hotrow.kernels.backend import constant, jit, tl
+from hotrow.kernels.backend import constant, jit, kernel, tl
 from hotrow.kernels.tables import CLASS, FIRST, LAYOUT_COLUMNS
 
-CHUNK_SIZE = int(__import__("os").environ.get("X_CHUNK", "64"))
-CHUNK = constant(CHUNK_SIZE)
-FROM_BEFORE = constant(1 << 8)  # bits of a chunk's `info` beside its length: the row began in an earlier block
-GOES_ON = constant(1 << 9)  # the row goes on in the next block
+SPAN_SIZE = 64
+SPAN = constant(SPAN_SIZE)
+SPANS_EACH = 8  # spans that one program lists
+FROM_BEFORE = constant(1 << 8)  # bits of a chunk's `info` beside its length: the row began in an earlier span
+GOES_ON = constant(1 << 9)  # the row goes on in the next span
 
 
 @jit
@@ -40,111 +45,168 @@ def segment_of(layout, slot, SEGMENTS: tl.constexpr):
 
 
 @jit
-def _heads(rows, layout, lookup, lookups, SEGMENTS: tl.constexpr, CLASSES: tl.constexpr):
-    """Whether each lookup is the first of a chunk, its slot and its class."""
-    live = lookup < lookups
-    slot = tl.load(rows + lookup, mask=live, other=0)
-    before = tl.load(rows + lookup - 1, mask=live & (lookup > 0), other=-1)
-    head = live & ((lookup % CHUNK == 0) | (slot != before))
+def _kind(layout, slot, SEGMENTS: tl.constexpr, CLASSES: tl.constexpr):
+    """The class of each slot."""
     if CLASSES > 1:
         kind = tl.load(layout + segment_of(layout, slot, SEGMENTS) * LAYOUT_COLUMNS + CLASS).to(tl.int32)
     else:
         kind = tl.zeros_like(slot)
-    return head, slot, kind
+    return kind
 
 
 @jit
-def count_kernel(
-    rows, counts, layout, lookups, tiles, TILE: tl.constexpr, SEGMENTS: tl.constexpr, CLASSES: tl.constexpr
-):
-    """How many chunks of each class begin in each tile of sorted lookups."""
-    tile = tl.program_id(0)
-    lookup = tile * TILE + tl.arange(0, TILE)
-    head, _, kind = _heads(rows, layout, lookup, lookups, SEGMENTS, CLASSES)
-    for c in tl.static_range(CLASSES):
-        tl.store(counts + c * tiles + tile, tl.sum((head & (kind == c)).to(tl.int32), 0))
-
-
-@jit
-def chunk_kernel(
-    rows, order, places, factors, sorted_places, sorted_factors, counts, ends, begins, infos, slots, segments, firsts,
-    layout, lookups, tiles,
-    TILE: tl.constexpr, SEGMENTS: tl.constexpr, CLASSES: tl.constexpr, FACTORS: tl.constexpr,
+def _list_singles(
+    single, lookup, slot, place, kind, span, spans, counts, at, slots, firsts, CLASSES: tl.constexpr
 ):  # fmt: skip
-    """Brings places and factors into sorted order, and writes the chunks of one tile where `ends` has room for them.
+    """Writes the single lookups of some spans side by side, class after class."""
+    start = span * SPAN
+    for c in tl.static_range(CLASSES):
+        mine = single & (kind == c)
+        to = start[:, None] + tl.cumsum(mine.to(tl.int32), 1) - 1
+        tl.store(slots + to, slot, mask=mine)
+        tl.store(firsts + to, place, mask=mine)
+        tl.store(at + to, lookup, mask=mine)
+        count = tl.sum(mine.to(tl.int32), 1)
+        tl.store(counts + c * spans + span, count, mask=span < spans)
+        start += count
 
-    The tile is read from its end to its beginning: so the next head behind a lookup is a running maximum.
+
+@kernel("lookups", "spans")
+def chunk_kernel(
+    rows, order, places, factors, sorted_places, sorted_factors, counts, begins, infos, slots, firsts, singles,
+    single_counts, single_at, single_slots, single_firsts, layout, lookups, spans,
+    EACH: tl.constexpr, SEGMENTS: tl.constexpr, CLASSES: tl.constexpr, FACTORS: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """Some spans of sorted lookups: places and factors in sorted order, their chunks, and their single lookups.
+
+    A span is read from its end to its beginning: so the next head behind a lookup is a running maximum.
     """
-    tile = tl.program_id(0)
-    lookup = tile * TILE + (TILE - 1) - tl.arange(0, TILE)
+    span = tl.program_id(0) * EACH + tl.arange(0, EACH)
+    column = (-tl.arange(0, SPAN) + (SPAN - 1))[None, :]
+    lookup = (span * SPAN)[:, None] + column
     live = lookup < lookups
     source = tl.load(order + lookup, mask=live, other=0)
+    slot = tl.load(rows + lookup, mask=live, other=0)
+    before = tl.load(rows + lookup - 1, mask=live & (lookup > 0), other=-1)
+    after = tl.load(rows + lookup + 1, mask=lookup + 1 < lookups, other=-1)
     place = tl.load(places + source, mask=live, other=0)
     tl.store(sorted_places + lookup, place, mask=live)
     if FACTORS:
         tl.store(sorted_factors + lookup, tl.load(factors + source, mask=live, other=0.0), mask=live)
-    head, slot, kind = _heads(rows, layout, lookup, lookups, SEGMENTS, CLASSES)
-    after = tl.load(rows + lookup + 1, mask=lookup + 1 < lookups, other=-1)
-    last = ((lookup + 1) % CHUNK == 0) | (after != slot)
-    length = -tl.associative_scan(tl.where(last, -(lookup + 1), -2147483647), 0, _later) - lookup
-    before = tl.load(rows + lookup - 1, mask=head & (lookup > 0), other=-1)
-    behind = tl.load(rows + lookup + length, mask=head & (lookup + length < lookups), other=-1)
-    info = length + tl.where(before == slot, FROM_BEFORE, 0) + tl.where(behind == slot, GOES_ON, 0)
-    # Five buckets by length, longest first, counted by one sum: twelve bits each.
-    bucket = (length <= 16).to(tl.int64) + (length <= 4).to(tl.int64) + (length <= 2).to(tl.int64)
-    shift = (bucket + (length <= 1).to(tl.int64)) * 12
-    one = tl.full([TILE], 1, tl.int64) << shift
-    to = tl.zeros_like(slot)
+    new = slot != before
+    single = live & new & (slot != after)
+    head = live & (new | (column == 0)) & (single == 0)
+    last = (after != slot) | (column == SPAN - 1)
+    length = -tl.associative_scan(tl.where(last, -(lookup + 1), -2147483647), 1, _later) - lookup
+    border = (span + 1) * SPAN
+    behind = tl.load(rows + border, mask=border < lookups, other=-1)
+    goes_on = (lookup + length == border[:, None]) & (behind[:, None] == slot)
+    info = length + tl.where(new, 0, FROM_BEFORE) + tl.where(goes_on, GOES_ON, 0)
+    # Four buckets by length, longest first, counted by one sum: eight bits each.
+    shift = ((length <= 16).to(tl.int32) + (length <= 4).to(tl.int32) + (length <= 2).to(tl.int32)) * 8
+    one = tl.full([EACH, SPAN], 1, tl.int32) << shift
+    kind = _kind(layout, slot, SEGMENTS, CLASSES)
+    if AHEAD:
+        tl.store(singles + source, tl.where(single, slot, -1), mask=live)
+    else:
+        _list_singles(
+            single,
+            lookup,
+            slot,
+            place,
+            kind,
+            span,
+            spans,
+            single_counts,
+            single_at,
+            single_slots,
+            single_firsts,
+            CLASSES,
+        )
+    start = span * SPAN
     for c in tl.static_range(CLASSES):
         mine = head & (kind == c)
-        counted = tl.cumsum(tl.where(mine, one, 0), 0)
-        total = tl.sum(tl.where(mine, one, 0), 0)
-        longer = (total << 12) + (total << 24) + (total << 36) + (total << 48)  # of each bucket: those before it
-        rank = ((counted + longer) >> shift) & 4095
-        start = tl.load(ends + c * tiles + tile) - tl.load(counts + c * tiles + tile)
-        to = tl.where(mine, start + rank.to(tl.int32) - 1, to)
-    tl.store(begins + to, lookup, mask=head)
-    tl.store(infos + to, info, mask=head)
-    tl.store(slots + to, slot, mask=head)
-    tl.store(firsts + to, place, mask=head)
-    if SEGMENTS > 1:
-        tl.store(segments + to, segment_of(layout, slot, SEGMENTS), mask=head)
+        counted = tl.cumsum(tl.where(mine, one, 0), 1)
+        total = tl.sum(tl.where(mine, one, 0), 1)
+        longer = (total << 8) + (total << 16) + (total << 24)  # of each bucket: those before it
+        to = start[:, None] + (((counted + longer[:, None]) >> shift) & 255) - 1
+        tl.store(begins + to, lookup, mask=mine)
+        tl.store(infos + to, info, mask=mine)
+        tl.store(slots + to, slot, mask=mine)
+        tl.store(firsts + to, place, mask=mine)
+        count = tl.sum(mine.to(tl.int32), 1)
+        tl.store(counts + c * spans + span, count, mask=span < spans)
+        start += count
 
 
-def count_twin(rows: Tensor, layout: Tensor, tile: int, classes: int) -> Tensor:
-    """What `count_kernel` computes, `[classes * tiles]`."""
-    tiles = -(-len(rows) // tile)
-    at = torch.nonzero(_head_mask(rows)).squeeze(1)
-    kind = layout[_segments(rows[at], layout), 5]
-    counts = torch.bincount(kind * tiles + at // tile, minlength=classes * tiles)
-    return counts.to(torch.int32)
+@kernel("lookups", "spans")
+def single_kernel(
+    singles, places, counts, slots, firsts, at, layout, lookups, spans, EACH: tl.constexpr, SEGMENTS: tl.constexpr,
+    CLASSES: tl.constexpr,
+):  # fmt: skip
+    """Some spans of the batch's lookups: the slots and places of the single ones, side by side."""
+    span = tl.program_id(0) * EACH + tl.arange(0, EACH)
+    lookup = (span * SPAN)[:, None] + tl.arange(0, SPAN)[None, :]
+    live = lookup < lookups
+    slot = tl.load(singles + lookup, mask=live, other=-1)
+    place = tl.load(places + lookup, mask=live, other=0)
+    kind = _kind(layout, tl.maximum(slot, 0), SEGMENTS, CLASSES)
+    _list_singles(slot >= 0, lookup, slot, place, kind, span, spans, counts, at, slots, firsts, CLASSES)
 
 
-def chunk_twin(rows: Tensor, places: Tensor, layout: Tensor, tile: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The chunks that `chunk_kernel` writes: begins, infos, slots, segments and first places.
+def chunk_twin(rows: Tensor, places: Tensor, layout: Tensor, classes: int) -> tuple[Tensor, ...]:
+    """What `chunk_kernel` writes of chunks: counts, begins, infos, slots and first places; `places` are sorted."""
+    new = torch.ones(len(rows) + 1, dtype=torch.bool, device=rows.device)
+    new[1:-1] = rows[1:] != rows[:-1]
+    head = new[:-1].clone()
+    head[::SPAN_SIZE] = True
+    begin = torch.nonzero(head).squeeze(1)
+    end = torch.cat([begin[1:], begin.new_tensor([len(rows)])])
+    chunk = ~(new[begin] & new[begin + 1])
+    begin, end = begin[chunk], end[chunk]
+    length, slot, span = end - begin, rows[begin], begin // SPAN_SIZE
+    info = length + (~new[begin]) * (1 << 8) + (~new[end]) * (1 << 9)
+    bucket = (length <= 16).long() + (length <= 4).long() + (length <= 2).long()
+    kind = layout[_segments(slot, layout), 5]
+    by = torch.argsort(((span * classes + kind) * 4 + bucket) * SPAN_SIZE + (SPAN_SIZE - 1 - begin % SPAN_SIZE))
+    counts, to = _room(span[by], kind[by], -(-len(rows) // SPAN_SIZE), classes)
+    return counts, *(_spread(t[by], to, len(rows)) for t in (begin, info, slot, places[begin]))
 
-    `places` are sorted already. Each list is as long as there are chunks.
+
+def single_twin(singles: Tensor, places: Tensor, layout: Tensor, classes: int, *, falling: bool) -> tuple[Tensor, ...]:
+    """The list of single lookups: counts, lookups, slots and places.
+
+    `singles` are as `singles_twin` gives them; `falling` if a span is listed from its end, as `chunk_kernel` does.
     """
-    at = torch.nonzero(_head_mask(rows)).squeeze(1)
-    ends = torch.cat([at[1:], torch.tensor([len(rows)], device=rows.device)])
-    lengths, slots = ends - at, rows[at]
-    segment = _segments(slots, layout)
-    padded = torch.cat([rows, rows.new_full((1,), -1)])
-    before = torch.where(at > 0, padded[at - 1], -1)
-    infos = lengths + (before == slots) * (1 << 8) + (padded[ends] == slots) * (1 << 9)
-    bucket = sum((lengths <= most).long() for most in (16, 4, 2, 1))
-    kind, tiles = layout[segment, 5], at // tile
-    key = ((kind * (int(tiles.max()) + 1) + tiles) * 5 + bucket) * tile + (tile - 1 - at % tile)
-    by = torch.argsort(key)
-    narrow = [t[by].to(torch.int32) for t in (at, infos, slots, segment, places[at])]
-    return narrow[0], narrow[1], narrow[2], narrow[3], narrow[4]
+    at = torch.nonzero(singles >= 0).squeeze(1)
+    kind = layout[_segments(singles[at], layout), 5]
+    within = SPAN_SIZE - 1 - at % SPAN_SIZE if falling else at % SPAN_SIZE
+    at = at[torch.argsort((at // SPAN_SIZE * classes + kind) * SPAN_SIZE + within)]
+    kind = layout[_segments(singles[at], layout), 5]
+    counts, to = _room(at // SPAN_SIZE, kind, -(-len(singles) // SPAN_SIZE), classes)
+    return counts, *(_spread(t, to, len(singles)) for t in (at, singles[at], places[at]))
 
 
-def _head_mask(rows: Tensor) -> Tensor:
-    head = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
-    head[1:] = rows[1:] != rows[:-1]
-    head[::CHUNK_SIZE] = True
-    return head
+def singles_twin(rows: Tensor) -> Tensor:
+    """For each sorted lookup its slot if it is its row's only one, else -1."""
+    new = torch.ones(len(rows) + 1, dtype=torch.bool, device=rows.device)
+    new[1:-1] = rows[1:] != rows[:-1]
+    return torch.where(new[:-1] & new[1:], rows, -1)
+
+
+def _room(span: Tensor, kind: Tensor, spans: int, classes: int) -> tuple[Tensor, Tensor]:
+    """How many entries each class has in each span, and where entries in the order of spans go."""
+    counts = torch.bincount(kind * spans + span, minlength=classes * spans)
+    each = torch.bincount(span, minlength=spans)
+    begins = torch.cumsum(each, 0) - each
+    to = span * SPAN_SIZE + torch.arange(len(span), device=span.device) - begins[span]
+    return counts.to(torch.int32), to
+
+
+def _spread(entries: Tensor, to: Tensor, room: int) -> Tensor:
+    out = torch.zeros(room, dtype=torch.int32, device=entries.device)
+    out[to] = entries.to(torch.int32)
+    return out
 
 
 def _segments(slots: Tensor, layout: Tensor) -> Tensor:

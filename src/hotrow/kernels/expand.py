@@ -1,10 +1,10 @@
-# mypy: allow-untyped-defs, allow-untyped-calls
+# mypy: disable-error-code="no-untyped-def,no-untyped-call"
 """From unique samples to the batch and back: `contract`, the sum over samples that share a unique one; and the index
 select of jagged rows with its gradient, which is such a sum too.
 
-`members` are the samples of the batch ordered by their unique sample and `member_starts` say where each one's begin: made
-once from the inverse, they let every sum run in one fixed order without atomics. Nothing is padded: a jagged sample
-costs its own length.
+`members` are the samples of the batch ordered by their unique sample and `member_starts` say where each one's begin:
+made once from the inverse, they let every sum run in one fixed order without atomics. Nothing is padded: a jagged
+sample costs its own length.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hotrow.kernels.backend import jit, tl
+from hotrow.kernels.backend import kernel, tl
 from hotrow.kernels.shape import BLOCKS, COLUMNS, FROM, MEMBERS, SAMPLES, SEGMENT_COLUMNS, TO
 
 
-@jit
+@kernel()
 def contract_kernel(
     out, grads, members, member_starts, segments, SEGMENTS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
     VECTOR: tl.constexpr,
@@ -40,7 +40,7 @@ def contract_kernel(
         member = tl.load(member_starts + group + sample, mask=live, other=0)
         count = tl.load(member_starts + group + sample + 1, mask=live, other=0) - member
         most = tl.max(count, 0)
-        for m in range(0, most):
+        for m in range(most):
             has = m < count
             row = tl.load(members + member + m, mask=has, other=0).to(tl.int64)
             place = (row * width)[:, None] + columns[None, :]
@@ -68,32 +68,55 @@ def contract_twin(grads: Tensor, members: Tensor, member_starts: Tensor, segment
     return out
 
 
-@jit
-def select_kernel(out, values, offsets, out_offsets, inverse, samples, dim, TILE: tl.constexpr, BLOCK: tl.constexpr):
+@kernel("samples")
+def select_kernel(
+    out,
+    values,
+    offsets,
+    out_offsets,
+    inverse,
+    samples,
+    dim,
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
     """The rows of each sample's unique sample, for a tile of samples side by side."""
     sample = tl.program_id(0) * TILE + tl.arange(0, TILE)
     live = sample < samples
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    dim = dim // VECTOR * VECTOR
     inside = (columns < dim)[None, :]
     unique = tl.load(inverse + sample, mask=live, other=0)
     begin = tl.load(offsets + unique, mask=live, other=0).to(tl.int64)
     to = tl.load(out_offsets + sample, mask=live, other=0).to(tl.int64)
     length = tl.load(out_offsets + sample + 1, mask=live, other=0).to(tl.int64) - to
     longest = tl.max(tl.where(live, length, 0), 0)
-    for k in range(0, longest):
+    for k in range(longest):
         has = (live & (k < length))[:, None] & inside
         row = tl.load(values + ((begin + k) * dim)[:, None] + columns[None, :], mask=has, other=0.0)
         tl.store(out + ((to + k) * dim)[:, None] + columns[None, :], row, mask=has)
 
 
-@jit
+@kernel("samples")
 def select_backward_kernel(
-    out, grads, offsets, out_offsets, members, member_starts, samples, dim, TILE: tl.constexpr, BLOCK: tl.constexpr
+    out,
+    grads,
+    offsets,
+    out_offsets,
+    members,
+    member_starts,
+    samples,
+    dim,
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
 ):
     """The gradient of each unique sample's rows: the sum over its samples, in their order."""
     unique = tl.program_id(0) * TILE + tl.arange(0, TILE)
     live = unique < samples
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    dim = dim // VECTOR * VECTOR
     inside = (columns < dim)[None, :]
     begin = tl.load(offsets + unique, mask=live, other=0).to(tl.int64)
     length = tl.load(offsets + unique + 1, mask=live, other=0).to(tl.int64) - begin
@@ -101,10 +124,10 @@ def select_backward_kernel(
     count = tl.load(member_starts + unique + 1, mask=live, other=0) - member
     most = tl.max(tl.where(live, count, 0), 0)
     longest = tl.max(tl.where(live, length, 0), 0)
-    for k in range(0, longest):
+    for k in range(longest):
         here = live & (k < length)
         total = tl.zeros([TILE, BLOCK], tl.float32)
-        for m in range(0, most):
+        for m in range(most):
             has = here & (m < count)
             sample = tl.load(members + member + m, mask=has, other=0)
             row = tl.load(out_offsets + sample, mask=has, other=0).to(tl.int64) + k

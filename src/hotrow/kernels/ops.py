@@ -12,8 +12,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hotrow.kernels.backend import power_of_two, runs_kernels
-from hotrow.kernels.chunks import CHUNK_SIZE, chunk_kernel, chunk_twin, count_kernel, count_twin
+from hotrow.kernels.backend import power_of_two, runs_kernels, vector_of
+from hotrow.kernels.backward import join_kernel, update_kernel, update_twin
+from hotrow.kernels.chunks import (
+    SPAN_SIZE,
+    SPANS_EACH,
+    chunk_kernel,
+    chunk_twin,
+    single_kernel,
+    single_twin,
+    singles_twin,
+)
 from hotrow.kernels.expand import (
     contract_kernel,
     contract_twin,
@@ -22,12 +31,12 @@ from hotrow.kernels.expand import (
     select_kernel,
     select_twin,
 )
-from hotrow.kernels.pooling import lookup_kernel, lookup_twin
 from hotrow.kernels.places import WIDE, places_kernel, places_twin
+from hotrow.kernels.pooling import lookup_kernel, lookup_twin
 from hotrow.kernels.shape import CONTRACT_BLOCK, CONTRACT_TILE
 from hotrow.kernels.unique import run_numbers, runs_kernel, sorted_order, unique_twin
-from hotrow.kernels.backward import join_kernel, update_kernel, update_twin
 
+JOIN_EACH = 4  # borders that one program looks at
 JOIN_UNROLL = 8  # parts of a row that are asked for at once
 GRAD_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -66,15 +75,16 @@ def lookup(
     if programs:
         lookup_kernel[(programs,)](
             out, values, staged, staged_at, slots, offsets, slots if weights is None else weights, members,
-            member_starts, features, units, even, power_of_two(len(features)), tuple(blocks), tuple(tiles), tuple(vectors),
-            tuple(full), unroll, out_vector, weights is not None, staged.numel() > 0, expanded, num_warps=warps,
+            member_starts, features, units, even, power_of_two(len(features)), tuple(blocks), tuple(tiles),
+            tuple(vectors), tuple(full), unroll, out_vector, weights is not None, staged.numel() > 0, expanded,
+            num_warps=warps,
         )  # fmt: skip
     return out
 
 
 @lookup.register_fake
-def _(values, staged, staged_at, slots, offsets, weights, members, member_starts, features, units, even, programs, size, dtype,
-      expanded, out_vector, blocks, vectors, full, tiles, unroll, warps):  # type: ignore[no-untyped-def]  # fmt: skip
+def _(values, staged, staged_at, slots, *others):  # type: ignore[no-untyped-def]
+    size, dtype = others[8:10]
     return slots.new_empty(size, dtype=dtype)
 
 
@@ -102,8 +112,8 @@ def places(
     if programs:
         places_kernel[(programs,)](
             place, slots, factors, offsets if numbers is None else numbers, offsets,
-            factors if weights is None else weights, features, units, even, power_of_two(len(features)), tile, WIDE, unit,
-            weights is not None, factored, numbers is not None,
+            factors if weights is None else weights, features, units, even, power_of_two(len(features)), tile, WIDE,
+            unit, weights is not None, factored, numbers is not None,
         )  # fmt: skip
     return place, slots, factors
 
@@ -117,43 +127,62 @@ def _(numbers, offsets, weights, features, units, even, programs, lookups, unit,
 
 @torch.library.custom_op("hotrow::chunks", mutates_args=())
 def chunks(
-    rows: Tensor, order: Tensor, places: Tensor, factors: Tensor | None, layout: Tensor, classes: int, tile: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Sorted places and factors; ends of the chunks by class and tile; the chunks, five lists."""
+    rows: Tensor, order: Tensor, places: Tensor, factors: Tensor | None, layout: Tensor, classes: int, ahead: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Sorted places and factors; of chunks the counts, begins, infos, slots and first places; of single lookups the
+    counts, lookups (sorted ones, or the batch's if `ahead`), slots and places."""
     n = len(rows)
-    tiles = max(1, -(-n // tile))
-    if not runs_kernels(rows) or n == 0:
-        ends = torch.zeros(classes * tiles, dtype=torch.int32, device=rows.device)
-        lists = [torch.zeros(n, dtype=torch.int32, device=rows.device) for _ in range(5)]
-        sorted_places = places[order]
-        if n:
-            ends.copy_(torch.cumsum(count_twin(rows, layout, tile, classes), 0))
-            for full, found in zip(lists, chunk_twin(rows, sorted_places, layout, tile), strict=True):
-                full[: len(found)] = found
-        begins, infos, slots, segments, firsts = lists
-        sorted_factors = torch.empty(0, device=rows.device) if factors is None else factors[order]
-        return sorted_places, sorted_factors, ends, begins, infos, slots, segments, firsts
-    counts = torch.empty(classes * tiles, dtype=torch.int32, device=rows.device)
-    count_kernel[(tiles,)](rows, counts, layout, n, tiles, tile, len(layout), classes)
-    ends = torch.cumsum(counts, 0, dtype=torch.int32)
-    sorted_places = torch.empty_like(places)
+    spans = -(-n // SPAN_SIZE)
+
+    def new(size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.int32, device=rows.device)
+
     sorted_factors = torch.empty(0 if factors is None else n, device=rows.device)
-    begins, infos, slots, segments, firsts = (torch.empty(n, dtype=torch.int32, device=rows.device) for _ in range(5))
-    chunk_kernel[(tiles,)](
+    if n == 0:
+        return new(0), sorted_factors, *(new(0) for _ in range(9))  # type: ignore[return-value]
+    if not runs_kernels(rows):
+        return _chunk_twins(rows, order, places, factors, layout, classes, ahead)  # type: ignore[return-value]
+    sorted_places, singles = new(n), new(n if ahead else 0)
+    counts, begins, infos, slots, firsts = new(classes * spans), new(n), new(n), new(n), new(n)
+    single_counts, at, single_slots, single_firsts = new(classes * spans), new(n), new(n), new(n)
+    grid = (-(-spans // SPANS_EACH),)
+    chunk_kernel[grid](
         rows, order, places, sorted_factors if factors is None else factors, sorted_places, sorted_factors, counts,
-        ends, begins, infos, slots, segments, firsts, layout, n, tiles, tile, len(layout), classes,
-        factors is not None,
+        begins, infos, slots, firsts, singles, single_counts, at, single_slots, single_firsts, layout, n, spans,
+        SPANS_EACH, len(layout), classes, factors is not None, ahead,
     )  # fmt: skip
-    return sorted_places, sorted_factors, ends, begins, infos, slots, segments, firsts
+    if ahead:
+        single_kernel[grid](
+            singles, places, single_counts, single_slots, single_firsts, at, layout, n, spans, SPANS_EACH,
+            len(layout), classes,
+        )  # fmt: skip
+    return (
+        sorted_places, sorted_factors, counts, begins, infos, slots, firsts, single_counts, at, single_slots,
+        single_firsts,
+    )  # fmt: skip
+
+
+def _chunk_twins(
+    rows: Tensor, order: Tensor, places: Tensor, factors: Tensor | None, layout: Tensor, classes: int, ahead: bool
+) -> tuple[Tensor, ...]:
+    sorted_places, singles = places[order], singles_twin(rows)
+    if ahead:
+        batch_singles = torch.empty_like(singles)
+        batch_singles[order] = singles
+        listed = single_twin(batch_singles, places, layout, classes, falling=False)
+    else:
+        listed = single_twin(singles, sorted_places, layout, classes, falling=True)
+    sorted_factors = torch.empty(0, device=rows.device) if factors is None else factors[order]
+    return sorted_places, sorted_factors, *chunk_twin(rows, sorted_places, layout, classes), *listed
 
 
 @chunks.register_fake
-def _(rows, order, places, factors, layout, classes, tile):  # type: ignore[no-untyped-def]
+def _(rows, order, places, factors, layout, classes, ahead):  # type: ignore[no-untyped-def]
     n = rows.shape[0]
-    lists = [rows.new_empty(n, dtype=torch.int32) for _ in range(5)]
-    ends = rows.new_empty(classes * max(1, -(-n // tile)), dtype=torch.int32)
+    counts = classes * -(-n // SPAN_SIZE)
+    sizes = (counts, n, n, n, n, counts, n, n, n)
     factored = rows.new_empty(0 if factors is None else n, dtype=torch.float32)
-    return places.new_empty(n), factored, ends, *lists
+    return places.new_empty(n), factored, *(rows.new_empty(size, dtype=torch.int32) for size in sizes)
 
 
 @torch.library.custom_op("hotrow::update", mutates_args=("values", "state", "handed"))
@@ -162,12 +191,16 @@ def update(
     rows: Tensor,
     places: Tensor,
     factors: Tensor | None,
-    ends: Tensor,
+    counts: Tensor,
     begins: Tensor,
     infos: Tensor,
     slots: Tensor,
-    segments: Tensor,
     firsts: Tensor,
+    single_factors: Tensor | None,
+    single_counts: Tensor,
+    single_at: Tensor,
+    single_slots: Tensor,
+    single_firsts: Tensor,
     values: Tensor,
     state: Tensor,
     handed: Tensor,
@@ -183,10 +216,11 @@ def update(
     segment_counts: Sequence[int],
     plain: bool,
     unit: int,
-    tiles: Sequence[int],
+    long: Sequence[int],
+    short: Sequence[int],
     unroll: int,
     warps: int,
-    programs: int,
+    each: int,
 ) -> None:
     """Sums each row's gradient over its lookups; updates rows that live here, hands out the others' sums."""
     if len(rows) == 0:
@@ -197,21 +231,22 @@ def update(
         )
         return
     n, width = len(rows), max(blocks)
-    border = -(-n // CHUNK_SIZE)
-    partials = torch.empty(2 * border * width, device=grads.device)
+    spans = -(-n // SPAN_SIZE)
+    partials = torch.empty(2 * spans * width, device=grads.device)
     shared = (values, state, handed, staged_at, layout, hyper, seed)
     classes = (tuple(blocks), tuple(kinds))
     staged = handed.numel() > 0
-    update_kernel[(programs,)](
-        grads, places, grads if factors is None else factors, ends, begins, infos, slots, segments, firsts, partials,
-        *shared, len(ends) // len(blocks), width, *classes, tuple(tiles), tuple(vectors), tuple(full),
-        tuple(first_segments), tuple(segment_counts), unroll, unit, factors is not None, plain, staged,
+    update_kernel[(2 * -(-spans // each),)](
+        grads, places, grads if factors is None else factors, counts, begins, infos, slots, firsts,
+        grads if single_factors is None else single_factors, single_counts, single_at, single_slots, single_firsts,
+        partials, *shared, spans, each, width, *classes, tuple(long), tuple(short), tuple(vectors), tuple(full),
+        tuple(first_segments), tuple(segment_counts), len(layout), unroll, unit, factors is not None, plain, staged,
         num_warps=warps,
     )  # fmt: skip
-    if border > 1:
-        join_kernel[(border - 1,)](
-            rows, n, partials, *shared, width, *classes, tuple(vectors), tuple(full), JOIN_UNROLL, plain, staged,
-            len(layout), num_warps=1,
+    if spans > 1:
+        join_kernel[(-(-(spans - 1) // JOIN_EACH),)](
+            rows, n, spans - 1, partials, *shared, width, *classes, tuple(vectors), tuple(full), JOIN_EACH,
+            JOIN_UNROLL, plain, staged, len(layout), num_warps=1,
         )  # fmt: skip
 
 
@@ -260,7 +295,17 @@ def jagged_select(
         tile = max(1, 512 // block)
         grid = (-(-len(inverse) // tile), -(-values.shape[1] // block))
         select_kernel[grid](
-            out, values, offsets, out_offsets, inverse, len(inverse), values.shape[1], tile, block, num_warps=1
+            out,
+            values,
+            offsets,
+            out_offsets,
+            inverse,
+            len(inverse),
+            values.shape[1],
+            tile,
+            block,
+            vector_of(values.shape[1]),
+            num_warps=1,
         )
     return out
 
@@ -284,7 +329,18 @@ def jagged_select_backward(
         block = min(power_of_two(dim), 256)
         tile = max(1, 512 // block)
         select_backward_kernel[(-(-samples // tile), -(-dim // block))](
-            out, grads.contiguous(), offsets, out_offsets, members, member_starts, samples, dim, tile, block, num_warps=1
+            out,
+            grads.contiguous(),
+            offsets,
+            out_offsets,
+            members,
+            member_starts,
+            samples,
+            dim,
+            tile,
+            block,
+            vector_of(dim),
+            num_warps=1,
         )
     return out
 

@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, allow-untyped-calls
+# mypy: disable-error-code="no-untyped-def,no-untyped-call"
 """For each lookup of a batch, in the batch's order: its row's slot, where its result stands, and its factor.
 
 Places are int32 and counted in the shape's `unit`, so that a place costs the backward pass four bytes. A lookup's
@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hotrow.kernels.backend import jit, tl
+from hotrow.kernels.backend import kernel, tl
 from hotrow.kernels.pooling import cell_lookups, feature_of
 from hotrow.kernels.shape import (
     CELLS,
@@ -28,7 +28,7 @@ from hotrow.kernels.shape import (
 WIDE = 8  # lookups of a cell that are written side by side
 
 
-@jit
+@kernel("even")
 def places_kernel(
     places, slots, factors, numbers, offsets, weights, features, units, even,
     FEATURES: tl.constexpr, TILE: tl.constexpr, WIDE: tl.constexpr, UNIT: tl.constexpr, WEIGHTED: tl.constexpr,
@@ -49,24 +49,36 @@ def places_kernel(
     if FACTORS and pooling == MEAN:
         if WEIGHTED:
             total = tl.zeros([TILE], tl.float32)
-            for k in range(0, longest):
+            for k in range(longest):
                 total += tl.load(weights + begin + k, mask=k < length, other=0.0)
         else:
             total = tl.maximum(length, 1).to(tl.float32)
         share = tl.where(total == 0.0, 0.0, 1.0 / tl.where(total == 0.0, 1.0, total))
-    for k in range(0, longest, WIDE):
-        lookup = begin[:, None] + (k + wide)[None, :]
-        has = (k + wide)[None, :] < length[:, None]
-        tl.store(places + lookup, tl.broadcast_to(place[:, None], [TILE, WIDE]), mask=has)
+    if longest == 1:
+        has = length == 1
+        tl.store(places + begin, place, mask=has)
         if NUMBERS:
-            number = tl.load(numbers + lookup, mask=has, other=0).to(tl.int32)
-            tl.store(slots + lookup, first + number, mask=has)
+            tl.store(slots + begin, first + tl.load(numbers + begin, mask=has, other=0).to(tl.int32), mask=has)
         if FACTORS:
-            factor = tl.broadcast_to(share[:, None], [TILE, WIDE])
+            factor = share
             if WEIGHTED:
-                weight = tl.load(weights + lookup, mask=has, other=0.0)
-                factor = tl.where(pooling == SEQUENCE, 1.0, factor * weight)
-            tl.store(factors + lookup, factor, mask=has)
+                weight = tl.load(weights + begin, mask=has, other=0.0)
+                factor = tl.where(pooling == SEQUENCE, 1.0, share * weight)
+            tl.store(factors + begin, factor, mask=has)
+    else:
+        for k in range(0, longest, WIDE):
+            lookup = begin[:, None] + (k + wide)[None, :]
+            has = (k + wide)[None, :] < length[:, None]
+            tl.store(places + lookup, tl.broadcast_to(place[:, None], [TILE, WIDE]), mask=has)
+            if NUMBERS:
+                number = tl.load(numbers + lookup, mask=has, other=0).to(tl.int32)
+                tl.store(slots + lookup, first + number, mask=has)
+            if FACTORS:
+                factor = tl.broadcast_to(share[:, None], [TILE, WIDE])
+                if WEIGHTED:
+                    weight = tl.load(weights + lookup, mask=has, other=0.0)
+                    factor = tl.where(pooling == SEQUENCE, 1.0, factor * weight)
+                tl.store(factors + lookup, factor, mask=has)
 
 
 def places_twin(

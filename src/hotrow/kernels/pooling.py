@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, allow-untyped-calls
+# mypy: disable-error-code="no-untyped-def,no-untyped-call"
 """Pooled and sequence lookup: all features of a batch, over tables of any dims, in one launch.
 
 A program takes a few cells of one feature and adds up their rows side by side, one lookup of each cell at a time,
@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hotrow.kernels.backend import jit, tl
+from hotrow.kernels.backend import jit, kernel, tl
 from hotrow.kernels.shape import (
     BEGIN,
     CELLS,
@@ -69,21 +69,13 @@ def cell_lookups(at, offsets, cell, live):
 @jit
 def within(rows, columns, dim, FULL: tl.constexpr):
     """The mask of a tile: live rows, and columns below the dim where it is not the whole block."""
-    if FULL:
-        mask = rows[:, None] & (columns >= 0)[None, :]
-    else:
-        mask = rows[:, None] & (columns < dim)[None, :]
-    return mask
+    return rows[:, None] & ((columns >= 0) if FULL else (columns < dim))[None, :]
 
 
 @jit
 def whole_vectors(dim, BLOCK: tl.constexpr, VECTOR: tl.constexpr, FULL: tl.constexpr):
     """The dim in a form that says how far it can be divided, so that loads are wide; a constant where it is one."""
-    if FULL:
-        width = BLOCK
-    else:
-        width = dim // VECTOR * VECTOR
-    return width
+    return BLOCK if FULL else dim // VECTOR * VECTOR
 
 
 @jit
@@ -136,7 +128,7 @@ def _pool(
         member = tl.load(member_starts + group + cell, mask=live, other=0)
         last = tl.load(member_starts + group + cell + 1, mask=live, other=0)
         most = tl.max(last - member, 0)
-        for m in range(0, most):
+        for m in range(most):
             shares = member + m < last
             sample = tl.load(members + member + m, mask=shares, other=0).to(tl.int64)
             place = (sample * stride)[:, None] + columns[None, :]
@@ -146,7 +138,7 @@ def _pool(
         tl.store(to + place, result, mask=within(live, columns, dim, FULL))
 
 
-@jit
+@kernel("even")
 def lookup_kernel(
     out, values, staged, staged_at, slots, offsets, weights, members, member_starts, features, units, even,
     FEATURES: tl.constexpr, BLOCKS: tl.constexpr, TILES: tl.constexpr, VECTORS: tl.constexpr, FULL: tl.constexpr,

@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, allow-untyped-calls
+# mypy: disable-error-code="no-untyped-def,no-untyped-call"
 """Stochastic rounding of updated rows to bfloat16 and float16.
 
 A value goes up with the probability of its remainder, so that small updates are kept on average instead of lost each

@@ -10,7 +10,7 @@ Nothing here waits for the device, so all of it can be captured in a CUDA graph.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import torch
@@ -23,7 +23,6 @@ from hotrow.kernels.tables import Tables
 from hotrow.kernels.tuning import Config, candidates, choose, chosen, key_of
 from hotrow.kernels.unique import sort_by_row
 
-TILE = 1024  # sorted lookups that one program cuts into chunks
 PLACES_TILE = 128  # cells whose lookups one program writes down
 
 
@@ -56,35 +55,56 @@ class Staged:
 
 @dataclass(frozen=True)
 class Grouping:
-    """Lookups sorted by row, with their places and factors in that order, and the chunks they are cut into."""
+    """Lookups sorted by row, with their places and factors in that order, and the work lists of `chunks.py`.
+
+    `single_factors` are the factors that `single_at` counts in: sorted ones, or the batch's if it was made ahead.
+    """
 
     rows: Tensor
     places: Tensor
     factors: Tensor | None
-    ends: Tensor
+    counts: Tensor
     begins: Tensor
     infos: Tensor
     slots: Tensor
-    segments: Tensor
     firsts: Tensor
+    single_factors: Tensor | None
+    single_counts: Tensor
+    single_at: Tensor
+    single_slots: Tensor
+    single_firsts: Tensor
 
 
 def group(
-    tables: Tables, shape: BatchShape, slots: Tensor, offsets: Tensor, weights: Tensor | None = None
+    tables: Tables,
+    shape: BatchShape,
+    slots: Tensor,
+    offsets: Tensor,
+    weights: Tensor | None = None,
+    *,
+    ahead: bool = False,
 ) -> Grouping:
-    """Groups lookups whose slots are known: `slots[L]`, int32, in the batch's order."""
+    """Groups lookups whose slots are known: `slots[L]`, int32, in the batch's order.
+
+    `ahead` if there is time: it takes longer, for an update that is faster on keys that seldom repeat. Same results.
+    """
     _check(shape, slots, offsets, weights)
     places, _, factors = _places(shape, None, offsets, weights)
-    return _grouped(tables, slots, places, factors)
+    return group_places(tables, slots, places, factors, ahead=ahead)
 
 
 def group_numbers(
-    tables: Tables, shape: BatchShape, numbers: Tensor, offsets: Tensor, weights: Tensor | None = None
+    tables: Tables,
+    shape: BatchShape,
+    numbers: Tensor,
+    offsets: Tensor,
+    weights: Tensor | None = None,
+    *,
+    ahead: bool = False,
 ) -> tuple[Tensor, Grouping]:
     """The same for keys that are row numbers within their tables, any integer dtype; returns their slots too."""
-    _check(shape, numbers, offsets, weights)
-    places, slots, factors = _places(shape, numbers, offsets, weights)
-    return slots, _grouped(tables, slots, places, factors)
+    slots, places, factors = number_slots(shape, numbers, offsets, weights)
+    return slots, group_places(tables, slots, places, factors, ahead=ahead)
 
 
 def number_slots(
@@ -96,9 +116,18 @@ def number_slots(
     return slots, places, factors
 
 
-def group_places(tables: Tables, slots: Tensor, places: Tensor, factors: Tensor | None) -> Grouping:
+def group_places(
+    tables: Tables, slots: Tensor, places: Tensor, factors: Tensor | None, *, ahead: bool = False
+) -> Grouping:
     """The second half of `group_numbers`."""
-    return _grouped(tables, slots, places, factors)
+    rows, order = sort_by_row(slots)
+    sorted_places, sorted_factors, counts, begins, infos, chunk_slots, firsts, *singles = ops.chunks(
+        rows, order, places, factors, tables.layout, len(tables.classes), ahead
+    )
+    chunk = (counts, begins, infos, chunk_slots, firsts)
+    if factors is None:
+        return Grouping(rows, sorted_places, None, *chunk, None, *singles)
+    return Grouping(rows, sorted_places, sorted_factors, *chunk, factors if ahead else sorted_factors, *singles)
 
 
 def lookup(
@@ -118,11 +147,11 @@ def lookup(
     if shape.expanded and members is None:
         raise BatchError("A group is to be expanded, but nothing says which samples share a unique one: give members.")
     blocks = [c.block for c in tables.classes]
-    config = config or chosen("lookup", slots.device, blocks, tables.dtype, shape.lookups)
+    config = config or chosen("lookup", tables.machine, blocks, tables.dtype, shape.lookups)
     tiles = config.tiles(blocks)
     units, programs, even = shape.units(tiles)
     empty = _nothing(tables)
-    return ops.lookup(
+    results: Tensor = ops.lookup(
         tables.values,
         staged.rows if staged is not None else torch.empty(0, device=slots.device),
         staged.begins if staged is not None else empty,
@@ -133,7 +162,7 @@ def lookup(
         members.starts if members is not None else empty,
         shape.features,
         units,
-        -even if config.share == 0 else even,
+        -even if config.across else even,
         programs,
         shape.size,
         dtype,
@@ -146,6 +175,7 @@ def lookup(
         config.unroll,
         config.warps,
     )
+    return results
 
 
 def update(
@@ -176,20 +206,10 @@ def update(
             grads, *members, shape.segments, shape.contract_programs, shape.unique_size, shape.contract_vector
         )
     blocks = [c.block for c in tables.classes]
-    config = config or chosen("update", grads.device, blocks, tables.dtype, shape.lookups)
-    tiles = config.tiles(blocks)
-    g = grouping
+    config = config or chosen("update", tables.machine, blocks, tables.dtype, shape.lookups)
     ops.update(
         grads,
-        g.rows,
-        g.places,
-        g.factors,
-        g.ends,
-        g.begins,
-        g.infos,
-        g.slots,
-        g.segments,
-        g.firsts,
+        *(getattr(grouping, each.name) for each in fields(grouping)),
         tables.values,
         tables.state,
         handed if handed is not None else torch.empty(0, device=grads.device),
@@ -205,32 +225,43 @@ def update(
         [c.segments for c in tables.classes],
         tables.plain,
         shape.unit,
-        tiles,
+        config.least_tiles(blocks),
+        config.tiles(blocks),
         config.unroll,
         config.warps,
-        _programs(len(g.rows), tiles, config),
+        config.spans,
     )
 
 
 def tune(
-    tables: Tables, shape: BatchShape, slots: Tensor, offsets: Tensor, grouping: Grouping, *, weights: Tensor | None = None
+    tables: Tables,
+    shape: BatchShape,
+    slots: Tensor,
+    offsets: Tensor,
+    grouping: Grouping,
+    *,
+    weights: Tensor | None = None,
 ) -> dict[str, Config]:
-    """Measures the kernels on one real batch and keeps the best. Rows and state it touched are put back as they were."""
+    """Measures the kernels on one real batch and keeps the best. Rows and state are put back as they were."""
     device, blocks = slots.device, [c.block for c in tables.classes]
     if device.type != "cuda" or shape.expanded:
         return {}
     best = {}
-    key = key_of("lookup", device, blocks, tables.dtype, shape.lookups)
+    key = key_of("lookup", tables.machine, blocks, tables.dtype, shape.lookups)
     best["lookup"] = choose(
         key, candidates("lookup", blocks), lambda c: lookup(tables, shape, slots, offsets, weights, config=c)
     )
     grads = torch.zeros(shape.size, device=device)
     touched = [
-        (t, torch.unique(slots[(slots >= tables.first[t]) & (slots < tables.first[t] + spec.rows)]).long() - tables.first[t])
+        (
+            t,
+            torch.unique(slots[(slots >= tables.first[t]) & (slots < tables.first[t] + spec.rows)]).long()
+            - tables.first[t],
+        )
         for t, spec in enumerate(tables.specs)
     ]
     kept = [(t, at, tables.rows_of(t)[at].clone(), tables.state_of(t)[at].clone()) for t, at in touched]
-    key = key_of("update", device, blocks, tables.dtype, shape.lookups)
+    key = key_of("update", tables.machine, blocks, tables.dtype, shape.lookups)
     best["update"] = choose(
         key, candidates("update", blocks), lambda c: update(tables, shape, grouping, grads, config=c)
     )
@@ -246,22 +277,19 @@ def _places(
     units, programs, even = shape.units((PLACES_TILE,) * len(shape.tables.classes))
     factored = weights is not None or any(f.pooling == "mean" for g in shape.groups for f in g.features)
     places, slots, factors = ops.places(
-        numbers, offsets, weights, shape.features, units, even, programs, shape.lookups, shape.unit, factored, PLACES_TILE
+        numbers,
+        offsets,
+        weights,
+        shape.features,
+        units,
+        even,
+        programs,
+        shape.lookups,
+        shape.unit,
+        factored,
+        PLACES_TILE,
     )
     return places, slots, factors if factored else None
-
-
-def _grouped(tables: Tables, slots: Tensor, places: Tensor, factors: Tensor | None) -> Grouping:
-    rows, order = sort_by_row(slots)
-    places, sorted_factors, *chunks = ops.chunks(
-        rows, order, places, factors, tables.layout, len(tables.classes), TILE
-    )
-    return Grouping(rows, places, None if factors is None else sorted_factors, *chunks)
-
-
-def _programs(lookups: int, tiles: tuple[int, ...], config: Config) -> int:
-    """A share of the tiles there can be; programs take further ones until there are none."""
-    return -(-lookups // (min(tiles) * config.share))
 
 
 def _nothing(tables: Tables) -> Tensor:
@@ -273,6 +301,8 @@ def _check(shape: BatchShape, slots: Tensor, offsets: Tensor, weights: Tensor | 
         raise BatchError(f"The batch has {shape.lookups:,} lookups, but {len(slots):,} rows are named.")
     bags = sum(len(g.features) * g.samples + 1 for g in shape.groups)
     if len(offsets) != bags:
-        raise BatchError(f"The batch needs {bags:,} offsets (features x samples + 1 for each group), not {len(offsets):,}.")
+        raise BatchError(
+            f"The batch needs {bags:,} offsets (features x samples + 1 for each group), not {len(offsets):,}."
+        )
     if weights is not None and len(weights) != shape.lookups:
         raise BatchError(f"The batch has {shape.lookups:,} lookups, but {len(weights):,} weights.")

@@ -2,8 +2,8 @@
 
 A row has a *slot*: one int32 number space for all tables, so that a sort by slot is a sort by table. Tables of one dim
 and one optimizer setting lie one after another as a *segment*, which kernels treat as one large table: the fewer
-kinds of tables a model has, the less a kernel looks up per row. Segments of one padded dim and one kind of optimizer form
-a *class*: a kernel is compiled with a branch for each class there is, and handles all of them in one launch.
+kinds of tables a model has, the less a kernel looks up per row. Segments of one padded dim and one kind of optimizer
+form a *class*: a kernel is compiled with a branch for each class there is, and handles all of them in one launch.
 
 The last slots of a segment may be *staged*: they stand for rows of other tiers that come with a batch in a buffer of
 their own, and whose summed gradient is handed out instead of applied. Addresses are counted in elements and in int64,
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from hotrow.errors import SettingsError
 from hotrow.kernels.backend import constant, power_of_two
+from hotrow.kernels.tuning import machine_name
 
 KINDS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
 SGD, ADAGRAD, ROWWISE, ADAM = (constant(i) for i in range(4))
@@ -72,8 +73,8 @@ class Rule:
 
     @property
     def plain(self) -> bool:
-        """Whether the gradient is used as it is and nothing bounds the row."""
-        return not (self.weight_decay or self.clip_value or self.clip_norm or self.bound)
+        """Whether nothing is clipped or bounded."""
+        return not (self.clip_value or self.clip_norm or self.bound)
 
 
 class TableSpec(NamedTuple):
@@ -120,6 +121,7 @@ class Tables:
     segments: list[list[int]] = field(init=False)
     layout: Tensor = field(init=False)  # the same on the device, padded
     hyper: Tensor = field(init=False)
+    machine: str = field(init=False)
 
     def __post_init__(self) -> None:
         _check(self.specs)
@@ -134,6 +136,7 @@ class Tables:
         self.values = self._zeros(elements, self.dtype)
         self.state = self._zeros(max(states, 1), torch.float32)
         self.hyper = torch.empty(len(rows), len(Rule().hyper(1)), device=self.device)
+        self.machine = machine_name(self.device)
         self.set_step(1)
         for t, spec in enumerate(self.specs):
             if spec.rule.initial:
@@ -168,7 +171,7 @@ class Tables:
 
     @property
     def plain(self) -> bool:
-        """Whether no table decays, clips or bounds."""
+        """Whether no table clips or bounds."""
         return all(spec.rule.plain for spec in self.specs)
 
     def _segments(self) -> list[list[int]]:

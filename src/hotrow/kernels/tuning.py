@@ -1,9 +1,9 @@
 """How a kernel is cut into programs: a default for each, and a small autotuner that keeps what it found.
 
-What is tuned (elements a program, unrolling, warps, programs that stay on a processor) never changes the order of a
-sum, so tuning changes no bit of a result. A choice belongs to a device, a kernel, the classes of the tables, their
-dtype and the size of the batch to a power of two. It is kept in memory and in one JSON file (`HOTROW_CACHE`, or
-`~/.cache/hotrow`), so a machine measures once. Without a measurement the defaults hold, which are those found on an H200.
+What is tuned never changes the order of a sum, so tuning changes no bit of a result. A choice belongs to a device, a
+kernel, the classes of the tables, their dtype and the size of the batch to a power of two. It is kept in memory and
+in one JSON file (`HOTROW_CACHE`, or `~/.cache/hotrow`), so a machine measures once. Without a measurement the defaults
+hold, which are those found on an H200.
 """
 
 from __future__ import annotations
@@ -22,47 +22,60 @@ WIDEST = 128  # dims above are always summed by one warp, so that the sum of squ
 
 
 class Config(NamedTuple):
-    """`elements` of a tile, lookups taken at once, warps, and tiles a program has at most on average."""
+    """`elements` a warp has at a time, lookups it takes at once, warps of a program.
+
+    `spans` are how many of a work list one program of the update takes; `across` says whether in the lookup features
+    take turns or come one after another.
+    """
 
     elements: int
     unroll: int
-    warps: int
-    share: int = 1
+    warps: int = 1
+    spans: int = 1
+    across: bool = False
 
     def tiles(self, blocks: Sequence[int]) -> tuple[int, ...]:
-        """How many cells or chunks of each class one program handles at a time.
+        """How many cells or rows of each class one program handles at a time.
 
         Never so few that a warp has less than a full load: a thread would hold fewer columns, and sums of squares
         would have another order.
         """
-        elements = max(self.elements, FULL_LOAD * self.warps)
-        return tuple(max(1, elements // block) for block in blocks)
+        return _tiles(max(self.elements, FULL_LOAD) * self.warps, blocks)
+
+    def least_tiles(self, blocks: Sequence[int]) -> tuple[int, ...]:
+        """The fewest: for rows of several lookups, which wait for the longest of those beside them."""
+        return _tiles(FULL_LOAD * self.warps, blocks)
 
 
-DEFAULTS = {"lookup": Config(256, 4, 1), "update": Config(512, 4, 1, 2)}
+DEFAULTS = {"lookup": Config(256, 4), "update": Config(512, 8)}
 
 _chosen: dict[str, Config] | None = None
 
 
-def key_of(kernel: str, device: torch.device, blocks: Sequence[int], dtype: torch.dtype, lookups: int) -> str:
+def machine_name(device: torch.device | str) -> str:
+    """What choices are kept for."""
+    return torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else torch.device(device).type
+
+
+def key_of(kernel: str, machine: str, blocks: Sequence[int], dtype: torch.dtype, lookups: int) -> str:
     """What a choice belongs to."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return f"{name}|{kernel}|{'-'.join(map(str, blocks))}|{dtype}|{max(lookups, 1).bit_length()}"
+    return f"{machine}|{kernel}|{'-'.join(map(str, blocks))}|{dtype}|{max(lookups, 1).bit_length()}"
 
 
-def chosen(kernel: str, device: torch.device, blocks: Sequence[int], dtype: torch.dtype, lookups: int) -> Config:
-    """The configuration to use: what was measured for this device and shape, or the default."""
-    config = _known().get(key_of(kernel, device, blocks, dtype, lookups), DEFAULTS[kernel])
+def chosen(kernel: str, machine: str, blocks: Sequence[int], dtype: torch.dtype, lookups: int) -> Config:
+    """The configuration to use: what was measured for this machine and shape, or the default."""
+    config = _known().get(key_of(kernel, machine, blocks, dtype, lookups), DEFAULTS[kernel])
     return config._replace(warps=1) if max(blocks) > WIDEST else config
 
 
 def candidates(kernel: str, blocks: Sequence[int]) -> list[Config]:
     """What the autotuner tries."""
-    warps = (1,) if max(blocks) > WIDEST else (1, 2, 4)
-    shapes = [(e * w, u, w) for w in warps for e in (512, 1024) for u in (2, 4, 8)]
+    warps = (1,) if max(blocks) > WIDEST else (1, 2)
     if kernel == "lookup":
-        return [Config(e, u, w) for e, u, w in shapes]
-    return [Config(e, u, w, s) for e, u, w in shapes if u < 8 for s in (1, 2, 4)]
+        sizes = ((256, 2), (256, 4), (512, 1), (512, 2), (1024, 1))
+        return [Config(e, u, w, across=a) for w in warps for e, u in sizes for a in (False, True)]
+    sizes = ((256, 2), (256, 4), (512, 4), (512, 8), (1024, 8))
+    return [Config(e, u, w, s) for w in warps for e, u in sizes if e * w <= 1024 for s in (1, 2)]
 
 
 def choose(key: str, tried: Sequence[Config], run: Callable[[Config], object], repeats: int = 5) -> Config:
@@ -92,7 +105,7 @@ def _known() -> dict[str, Config]:
         _chosen = {}
         try:
             found = json.loads(cache_file().read_text())
-            _chosen = {key: Config(*(int(x) for x in values)) for key, values in found.items()}
+            _chosen = {key: _config(*values) for key, values in found.items()}
         except (OSError, ValueError, TypeError, AttributeError):
             pass  # no file, or not one of ours: measured again when asked
     return _chosen
@@ -110,13 +123,31 @@ def _write() -> None:
 
 
 def _milliseconds(run: Callable[[], object], repeats: int) -> float:
-    run()
+    """Of a captured run: called one by one, small kernels would be measured by how fast the host launches them."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    graph.replay()
     times = []
     for _ in range(repeats):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()  # type: ignore[no-untyped-call]
-        run()
-        end.record()  # type: ignore[no-untyped-call]
-        end.synchronize()  # type: ignore[no-untyped-call]
-        times.append(start.elapsed_time(end))  # type: ignore[no-untyped-call]
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(float(start.elapsed_time(end)))
     return statistics.median(times)
+
+
+def _config(elements: int, unroll: int, warps: int, spans: int, across: bool) -> Config:
+    return Config(int(elements), int(unroll), int(warps), int(spans), bool(across))
+
+
+def _tiles(elements: int, blocks: Sequence[int]) -> tuple[int, ...]:
+    return tuple(max(1, elements // block) for block in blocks)

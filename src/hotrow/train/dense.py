@@ -1,4 +1,6 @@
-"""The dense part's optimizer: settings, and a PyTorch optimizer whose state is plain named arrays.
+"""The dense part: how its forward runs, its optimizer's settings, and an optimizer whose state is plain named arrays.
+
+With bf16 only the products run in bfloat16 (autocast): weights, the loss, rows and every optimizer keep their own dtype.
 
 The learning rate is set from the schedule before every step, so it depends on the step count alone and a
 resumed run needs no scheduler state. State is kept under parameter names, not positions: a checkpoint can be
@@ -14,6 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from hotrow.embedded import Embedded
 from hotrow.errors import CheckpointError
 from hotrow.schedule import Constant, Schedule
 from hotrow.settings import Settings
@@ -104,6 +107,49 @@ DenseOptimizer = Annotated[
 ]
 
 
+class DenseForward:
+    """A model's logits, in fp32 whatever `precision` its products have; compiled for training where that works.
+
+    Compiling is tried on the first training batch, forward and backward, and forgotten with a `note` if it fails.
+    """
+
+    def __init__(
+        self, model: nn.Module, device: torch.device, *, precision: str = "fp32", compiled: bool = False
+    ) -> None:
+        self.note = ""
+        self._model, self._device = model, device
+        self._bf16 = precision == "bf16"
+        self._compiled: Any = torch.compile(model) if compiled else None
+        self._tried = False
+
+    def __call__(self, embedded: Embedded, dense: Tensor | None) -> Tensor:
+        if self._compiled is None or not self._model.training:
+            return self._logits(self._model, embedded, dense)
+        if not self._tried:
+            self._try(embedded, dense)
+        return self._logits(self._compiled or self._model, embedded, dense)
+
+    def _logits(self, model: Any, embedded: Embedded, dense: Tensor | None) -> Tensor:
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
+            logits: Tensor = model(embedded, dense)
+        return logits.float()
+
+    def _try(self, embedded: Embedded, dense: Tensor | None) -> None:
+        """Runs the compiled model once; no weight, row or random number is different afterwards."""
+        self._tried = True
+        devices = [self._device] if self._device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            try:
+                logits = self._logits(self._compiled, embedded, dense)
+                torch.autograd.grad(logits.sum(), list(self._model.parameters()), allow_unused=True)
+            except Exception as error:  # whatever a compiler may raise: the model itself is judged by the next line
+                with torch.no_grad():
+                    self._logits(self._model, embedded, dense)
+                why = str(error).strip().partition("\n")[0]
+                self.note = f"The dense part is not compiled, for torch.compile failed: {type(error).__name__}: {why}"
+                self._compiled = None
+
+
 class DenseStep:
     """One optimizer over a model's dense parameters: clip, set the learning rate, step, forget gradients."""
 
@@ -111,7 +157,8 @@ class DenseStep:
         self.settings = settings
         self.steps = 0
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._optimizer = settings.build(list(self._parameters.values()))
+        self.optimizer = settings.build(list(self._parameters.values()))
+        self._rate: Tensor | None = None
 
     @property
     def lr(self) -> float:
@@ -120,19 +167,41 @@ class DenseStep:
 
     def step(self) -> None:
         """Makes one step with the gradients there are."""
+        self.begin_step()
+        self.apply()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def begin_step(self) -> None:
+        """Sets the learning rate of the step to come, and counts it."""
+        if self._rate is not None:
+            self._rate.fill_(self.lr)
+        else:
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.lr
+        self.steps += 1
+
+    def apply(self) -> None:
+        """Clips and applies the gradients there are."""
         if self.settings.clip_norm is not None:
             nn.utils.clip_grad_norm_(self._parameters.values(), self.settings.clip_norm)
-        for group in self._optimizer.param_groups:
-            group["lr"] = self.lr
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        self.steps += 1
+        self.optimizer.step()
+
+    def on_device(self, device: torch.device) -> None:
+        """Keeps all that changes from step to step on the device, so that a CUDA graph can hold the step."""
+        self._rate = torch.tensor(self.lr, device=device)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._rate
+            if "capturable" in group:
+                group["capturable"] = True
+        for state in self.optimizer.state.values():
+            if "step" in state:
+                state["step"] = state["step"].to(device)
 
     def state(self) -> dict[str, Tensor]:
         """A copy of the optimizer's state as `parameter/what` -> tensor, and the step count."""
         out = {"steps": torch.tensor(self.steps)}
         for name, parameter in self._parameters.items():
-            for key, value in self._optimizer.state[parameter].items():
+            for key, value in self.optimizer.state[parameter].items():
                 if value is not None:
                     out[f"{name}/{key}"] = torch.as_tensor(value).detach().cpu().clone()
         return out
@@ -148,7 +217,7 @@ class DenseStep:
             if name not in self._parameters:
                 raise CheckpointError(f'The checkpoint has optimizer state for "{name}", which this model lacks.')
             parameter = self._parameters[name]
-            self._optimizer.state[parameter] = {
+            self.optimizer.state[parameter] = {
                 key: value.clone() if key == "step" else value.to(parameter.device).clone()
                 for key, value in values.items()
             }

@@ -7,7 +7,8 @@ number is drawn, so a run that is evaluated on the way computes what it would ha
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -16,15 +17,17 @@ from torch import Tensor
 from hotrow import _native
 from hotrow.data import DataSet, Reader
 from hotrow.data.batch import Batch
+from hotrow.data.marks import Marks
 from hotrow.data.steps import schema_after
 from hotrow.embeddings import Embeddings
 from hotrow.errors import CheckpointError, DataError, SettingsError
 from hotrow.models import ModelInputs, build
 from hotrow.run import Run
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
+from hotrow.train.dense import DenseForward
 from hotrow.train.logs import RunFolder
 from hotrow.train.metrics import Metrics
-from hotrow.train.pipeline import Fetched, Pipeline
+from hotrow.train.pipeline import Fetched, Inputs, Pipeline
 from hotrow.train.progress import Progress
 
 
@@ -39,28 +42,33 @@ class Ranker:
         features = run.features_of(schema.feature_settings())
         tables = run.tables_of(feature.table for feature in features)
         dims = {table.name: table.dim for table in tables}
-        self.embeddings = Embeddings(tables, features, seed=run.train.seed)
+        self.embeddings = Embeddings(tables, features, seed=run.train.seed, device=self.device)
         torch.manual_seed(run.train.seed)
         inputs = ModelInputs(features, {f.name: dims[f.table] for f in features}, len(schema.dense))
         self.model = build(run.model, inputs).to(self.device)
+        self.dense = DenseForward(
+            self.model, self.device, precision=run.train.precision, compiled=run.train.compile
+        )
 
-    def reader(self, split: str, *, shuffle: bool) -> Reader:
-        """Batches of a split."""
+    def reader(self, split: str, *, shuffle: bool, only: Marks | None = None) -> Reader:
+        """Batches of a split, or of its marked samples."""
         data = self.run.data
-        return Reader(self.data, split, data.batch_size, shuffle=shuffle, seed=data.seed, steps=data.steps)
+        return Reader(self.data, split, data.batch_size, shuffle=shuffle, seed=data.seed, steps=data.steps, only=only)
+
+    def pipeline(self, batches: Iterable[Batch], staleness: int = 0) -> Pipeline:
+        """Batches on their way through this run's tables."""
+        pin = self.device.type == "cuda"
+        return Pipeline(batches, self.embeddings, ahead=self.run.policy.ahead, staleness=staleness, pin=pin)
 
     def train(self, on: bool = True) -> None:
         """Switches dropout, batch statistics and the making of rows on or off."""
         self.model.train(on)
         self.embeddings.train(on)
 
-    def score(self, fetched: Fetched) -> tuple[Tensor, Batch]:
-        """Logits `[B]`, and the batch, both on the device of the dense part."""
-        batch, embedded = fetched.batch, self.embeddings.embed(fetched.lookup)
-        if self.device.type != "cpu":
-            batch, embedded = batch.to(self.device), embedded.to(self.device)
-        logits: Tensor = self.model(embedded, batch.dense)
-        return logits, batch
+    def score(self, fetched: Fetched) -> tuple[Tensor, Inputs]:
+        """Logits `[B]`, and the batch's inputs, both on the device of the dense part."""
+        inputs = fetched.inputs.to(self.device)
+        return self.dense(self.embeddings.embed(fetched.lookup), inputs.dense), inputs
 
     def arrays(self) -> dict[str, Tensor]:
         """A copy of the dense weights, as a checkpoint keeps them."""
@@ -76,21 +84,28 @@ class Ranker:
         self.embeddings.restore(checkpoint.rows)
 
 
-def evaluate(ranker: Ranker, split: str, progress: Progress | None = None) -> dict[str, float]:
-    """The metrics of a split. The ranker is in training mode again afterwards if it was before."""
+def evaluate(
+    ranker: Ranker, split: str, progress: Progress | None = None, *, samples: int | None = None
+) -> dict[str, float]:
+    """The metrics of a split, or of the batches that hold its first `samples`.
+
+    The ranker is in training mode again afterwards if it was before.
+    """
     progress = progress or Progress()
     metrics = Metrics()
     reader = ranker.reader(split, shuffle=False)
+    batches = len(reader) if samples is None else min(len(reader), -(-samples // reader.batch_size))
     training = ranker.model.training
     ranker.train(False)
-    progress.start(len(reader), 0, "Evaluating batch")
+    progress.start(batches, 0, "Evaluating batch")
     try:
-        with torch.no_grad(), Pipeline(reader, ranker.embeddings, ahead=ranker.run.policy.ahead) as pipeline:
+        with torch.no_grad(), ranker.pipeline(itertools.islice(reader, batches)) as pipeline:
             for done, fetched in enumerate(pipeline, start=1):
-                logits, batch = ranker.score(fetched)
+                batch = fetched.batch
+                logits, _ = ranker.score(fetched)
                 if batch.labels is None:
                     raise DataError(f'The split "{split}" has no labels to evaluate against.')
-                metrics.update(logits, batch.labels, batch.weights, batch.users)
+                metrics.update(logits.cpu(), batch.labels, batch.weights, batch.users)
                 progress.step(done, len(batch), None)
     finally:
         progress.stop()

@@ -3,6 +3,7 @@
     settings.toml     a run file again, with every default spelled out and paths made absolute
     metrics.jsonl     one object a line, each with "kind" and "step"; flushed line by line
     tensorboard/      the same numbers as events, where tensorboard is installed
+    start.plan        the plan that the run made for itself when it started
     checkpoints/      see `checkpoint.py`
 
 A resumed run cuts `metrics.jsonl` back to the step it resumes from, so it reads as if nothing had happened.
@@ -48,6 +49,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.tensorboard = self.path / "tensorboard"
+        self.plan = self.path / "start.plan"
 
     @property
     def exists(self) -> bool:
@@ -88,7 +90,7 @@ class RunFolder:
 
     def _clear(self) -> None:
         """Removes an earlier run's files and nothing else that may be in the folder."""
-        for path in (self.settings, self.metrics):
+        for path in (self.settings, self.metrics, self.plan):
             path.unlink(missing_ok=True)
         for path in (self.checkpoints, self.tensorboard):
             if path.is_dir():

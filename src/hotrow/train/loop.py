@@ -1,9 +1,12 @@
 """The training loop, top to bottom: settings, data, model, steps, evaluations, checkpoints.
 
 A step is fetch, forward, backward, dense step, table step. Between two steps nothing moves, and everything
-that must be exact happens there, always in this order: evaluate, checkpoint, stop. A run that was killed and
-resumed therefore repeats the very steps it would have made: on CPU its weights are the same bit for bit, and
-its metrics apart from timings. The price is that `Sync` fetches nothing ahead; reading and grouping do run.
+that must be exact happens there, always in this order: evaluate, change of plan, checkpoint, stop. A run that was
+killed and resumed therefore repeats the very steps it would have made: on CPU its weights are the same bit for bit,
+and its metrics apart from timings. The price is that `Sync` fetches nothing ahead; reading and grouping do run.
+
+A step never asks a GPU how far it is: losses are summed there, and the sum is read when it is logged, kept in a
+checkpoint, or shown, once a second at most. So a loss that is no number is found at the next line of metrics.
 
 Only torch's generators are random during training (initial weights, dropout); the order of samples and the
 values of new rows depend on seeds and positions alone.
@@ -16,29 +19,38 @@ import dataclasses
 import hashlib
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hotrow.data.batch import Batch
 from hotrow.errors import HotrowError
 from hotrow.run import EarlyStopping, Run
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.dense import DenseStep
 from hotrow.train.evaluate import Ranker, evaluate, host
+from hotrow.train.feed import Feed
+from hotrow.train.hot_cold import HotCold
 from hotrow.train.logs import Log, RunFolder
-from hotrow.train.pipeline import Fetched, Pipeline
+from hotrow.train.pipeline import Fetched, Inputs
+from hotrow.train.planned import Planned
 from hotrow.train.progress import Progress
 from hotrow.train.signals import Signals
 
 
+_SHOWN_EVERY = 1.0
+"""Seconds between two looks at the loss of a GPU, for whoever is watching."""
+
+
 @dataclass(frozen=True)
 class Result:
-    """What a run came to. `stopped` says why it ended: "end", "early" or the name of a signal."""
+    """What a run came to. `stopped` says why it ended: "end", "early" or the name of a signal.
+
+    `plan` is what came of a plan: what the device held, what was predicted, and whether that was within its interval.
+    """
 
     folder: Path
     checkpoint: Path
@@ -48,6 +60,7 @@ class Result:
     seconds: float
     metrics: dict[str, float]
     best_step: int | None
+    plan: dict[str, Any] = field(default_factory=dict)
 
     @property
     def samples_per_second(self) -> float:
@@ -59,7 +72,7 @@ class State:
     """Where a run stands between two steps: all a checkpoint keeps besides weights, rows and generators.
 
     `loss` and `count` add up the steps since the last line of metrics; `waited` counts evaluations that were
-    not better than `best`.
+    not better than `best`; `feed` is the feed's own.
     """
 
     step: int = 0
@@ -71,6 +84,7 @@ class State:
     best_step: int | None = None
     waited: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
+    feed: dict[str, Any] = field(default_factory=dict)
 
 
 def train(run: Run, *, resume: bool = False, overwrite: bool = False, progress: Progress | None = None) -> Result:
@@ -94,28 +108,36 @@ class Trainer:
         self.ranker = Ranker(run)
         self.dense = DenseStep(self.ranker.model, run.optimizer)
         self.state = State()
-        self.reader = self.ranker.reader(run.data.train, shuffle=run.data.shuffle)
-        self.batches = len(self.reader)
-        if not self.batches:
-            raise HotrowError(f'The split "{run.data.train}" of {run.data.path} has no samples to train on.')
-        self.steps = run.train.epochs * self.batches
-        if run.train.steps is not None:
-            self.steps = min(self.steps, run.train.steps)
+        self.feed = _feed(self.ranker)
         if run.data.test and not self.ranker.data.samples(run.data.test):
             raise HotrowError(
                 f'The split "{run.data.test}" of {run.data.path} has no samples to evaluate on; '
                 f'set data.test = "" to train without.'
             )
-
         self.folder = RunFolder(run.output.folder)
-        self.folder.begin(run, resume=resume, overwrite=overwrite)
         self.checkpoints = Checkpoints(self.folder.checkpoints, keep=run.train.keep, incremental=run.train.incremental)
+        found = self.checkpoints.latest() if resume else None
+        said = self.feed.start() if found is None else []
+        self.folder.begin(run, resume=resume, overwrite=overwrite)
         self.checkpoints.clean()
-        if resume:
-            self._restore()
+        if found is not None:
+            self._restore(found)
+        else:
+            self.feed.write(self.folder)
+        if resume and found is None:
+            progress.say(f"{self.folder.path} has no checkpoint yet; the run starts from its beginning.")
+            self.folder.cut_back(0)
+        self.batches = self.feed.batches
+        self.steps = run.train.epochs * self.batches
+        if run.train.steps is not None:
+            self.steps = min(self.steps, run.train.steps)
+        self._loss = torch.tensor(self.state.loss, dtype=torch.float64, device=self.ranker.device)
+        self._shown: float | None = None
+        self._shown_at = -math.inf
         self.log = Log(self.folder, tensorboard=run.output.tensorboard, step=self.state.step)
-        if self.log.note:
-            progress.say(self.log.note)
+        for sentence in (*said, self.log.note):
+            if sentence:
+                progress.say(sentence)
 
     def train(self) -> Result:
         """Steps until the end, the patience of early stopping, or a signal."""
@@ -125,9 +147,9 @@ class Trainer:
         self.ranker.train()
         self.progress.start(self.steps, self.state.step, "Training step")
         try:
-            with Signals() as signals, self._pipeline() as pipeline:
+            with Signals() as signals, self.feed:
                 while not (stopped := self._over(signals)):
-                    self._step(next(pipeline), pipeline)
+                    self._step(next(self.feed))
                     self._between_steps(signals)
         finally:
             self.progress.stop()
@@ -135,35 +157,33 @@ class Trainer:
 
     def close(self) -> None:
         """Ends what runs in the background; an unfinished checkpoint is finished."""
+        self.feed.close()
         self.log.close()
         self.checkpoints.wait()
 
-    def _pipeline(self) -> Pipeline:
-        policy = self.run.policy
-        return Pipeline(self._batches(), self.ranker.embeddings, ahead=policy.ahead, staleness=policy.staleness)
-
-    def _batches(self) -> Iterator[Batch]:
-        """The batches from where the run stands to the end of its last epoch."""
-        epoch, batch = divmod(self.state.step, self.batches)
-        while epoch < self.run.train.epochs:
-            self.reader.seek(epoch, batch)
-            yield from self.reader
-            epoch, batch = epoch + 1, 0
-
-    def _step(self, fetched: Fetched, pipeline: Pipeline) -> None:
-        logits, batch = self.ranker.score(fetched)
-        loss = _loss(logits, batch)
+    def _step(self, fetched: Fetched) -> None:
+        logits, inputs = self.ranker.score(fetched)
+        loss = _loss(logits, inputs)
         loss.backward()  # type: ignore[no-untyped-call]
         self.dense.step()
-        pipeline.update()
+        self.feed.update(fetched.batch)
 
-        state = self.state
-        weight = float(len(batch))
+        state, size = self.state, len(fetched.batch)
         state.step += 1
-        state.samples += len(batch)
-        state.loss += float(loss.detach()) * weight
-        state.count += weight
-        self.progress.step(state.step, len(batch), state.loss / state.count)
+        state.samples += size
+        state.count += size
+        self._loss.add_(loss.detach(), alpha=size)
+        self.progress.step(state.step, size, self._loss_to_show())
+        if self.ranker.dense.note:
+            self.progress.say(self.ranker.dense.note)
+            self.ranker.dense.note = ""
+
+    def _loss_to_show(self) -> float | None:
+        """The mean loss since the last line of metrics; from a GPU one that may be a second old."""
+        if self.ranker.device.type == "cpu" or time.monotonic() - self._shown_at >= _SHOWN_EVERY:
+            self._shown = float(self._loss) / self.state.count
+            self._shown_at = time.monotonic()
+        return self._shown
 
     def _between_steps(self, signals: Signals) -> None:
         """What is due after a step. The order matters: a checkpoint holds what the evaluation decided.
@@ -178,6 +198,8 @@ class Trainer:
         best = False
         if self.run.data.test and (last or _due(state.step, run.evaluate_every)):
             best = self._evaluate(self.run.data.test)
+        for kind, values in self.feed.between_steps():
+            self.log.write(kind, state.step, values)
         self.checkpoints.check()
         self._wanted |= _due(state.step, run.checkpoint_every)
         if best or self._over(signals) or (self._wanted and not self.checkpoints.busy):
@@ -195,7 +217,7 @@ class Trainer:
 
     def _log_training(self) -> None:
         state = self.state
-        mean = state.loss / state.count if state.count else math.nan
+        mean = float(self._loss) / state.count if state.count else math.nan
         if not math.isfinite(mean):
             raise HotrowError(
                 f"The loss was {mean} at step {state.step}: training does not converge. Lower the learning "
@@ -208,9 +230,11 @@ class Trainer:
             "samples": state.samples,
             "seconds": state.seconds,
             "samples_per_second": state.samples / max(state.seconds, 1e-9),
+            **self.feed.metrics(),
         }
         self.log.write("train", state.step, values)
-        state.loss = state.count = 0.0
+        self._loss.zero_()
+        state.count = 0.0
 
     def _evaluate(self, split: str) -> bool:
         """Evaluates; whether early stopping calls the result the best so far."""
@@ -241,11 +265,13 @@ class Trainer:
     def _checkpoint(self) -> None:
         """Cuts a checkpoint here and lets it be written in the background."""
         began = time.monotonic()
+        self.state.loss, self.state.feed = float(self._loss), self.feed.state()
         self.checkpoints.save(
             self.state.step,
             {
                 **self.ranker.arrays(),
                 **{f"optimizer/{k}": v for k, v in self.dense.state().items()},
+                **self.feed.arrays(),
                 **_generators(self.ranker.device),
             },
             {**dataclasses.asdict(self.state), "data": self._data()},
@@ -254,12 +280,7 @@ class Trainer:
         )
         self.log.write("checkpoint", self.state.step, {"stopped_training_for": time.monotonic() - began})
 
-    def _restore(self) -> None:
-        found = self.checkpoints.latest()
-        if found is None:
-            self.progress.say(f"{self.folder.path} has no checkpoint yet; the run starts from its beginning.")
-            self.folder.cut_back(0)
-            return
+    def _restore(self, found: Path) -> None:
         checkpoint = Checkpoint(found)
         state = dict(checkpoint.state)
         if state.pop("data") != self._data():
@@ -267,10 +288,11 @@ class Trainer:
                 f'The split "{self.run.data.train}" of {self.run.data.path} is not the one that {found} was trained on.'
             )
         arrays = checkpoint.arrays()
+        self.state = State(**state)
+        self.feed.restore(self.state.step, self.state.feed, arrays)
         self.ranker.restore(checkpoint, arrays)
         self.dense.load(_under("optimizer/", arrays))
         _set_generators(arrays, self.ranker.device)
-        self.state = State(**state)
         self.folder.cut_back(self.state.step)
         self.progress.say(f"Going on after step {self.state.step:,}, from {found}.")
 
@@ -285,6 +307,9 @@ class Trainer:
         if self.checkpoints.latest() != self.checkpoints.at(state.step):
             self._checkpoint()  # a signal came when those due after the step were already made
             self.checkpoints.wait()
+        plan = self.feed.verdict()
+        if plan:
+            self.progress.say(plan["said"])
         return Result(
             folder=self.folder.path,
             checkpoint=self.checkpoints.at(state.step),
@@ -294,6 +319,7 @@ class Trainer:
             seconds=state.seconds,
             metrics=state.metrics,
             best_step=state.best_step,
+            plan=plan,
         )
 
 
@@ -303,14 +329,21 @@ def in_words(metrics: dict[str, float]) -> str:
     return ", ".join(f"{names.get(k, k.replace('_', ' '))} {v:.4f}" for k, v in metrics.items() if k != "samples")
 
 
-def _loss(logits: Tensor, batch: Batch) -> Tensor:
+def _feed(ranker: Ranker) -> Feed:
+    plan = ranker.run.plan
+    if plan is None:
+        return Feed(ranker)
+    return HotCold(ranker, plan) if plan.mode == "hot_cold" else Planned(ranker, plan)
+
+
+def _loss(logits: Tensor, inputs: Inputs) -> Tensor:
     """Mean binary cross entropy, weighted where the batch has weights."""
-    if batch.labels is None:
+    if inputs.labels is None:
         raise HotrowError("The batches have no labels, so there is nothing to train towards.")
-    if batch.weights is None:
-        return F.binary_cross_entropy_with_logits(logits, batch.labels)
-    losses = F.binary_cross_entropy_with_logits(logits, batch.labels, reduction="none")
-    return (losses * batch.weights).sum() / batch.weights.sum().clamp(min=1e-12)
+    if inputs.weights is None:
+        return F.binary_cross_entropy_with_logits(logits, inputs.labels)
+    losses = F.binary_cross_entropy_with_logits(logits, inputs.labels, reduction="none")
+    return (losses * inputs.weights).sum() / inputs.weights.sum().clamp(min=1e-12)
 
 
 def _due(step: int, every: int | None) -> bool:

@@ -8,15 +8,14 @@
     cluster    a part, in order of sessions and time, and its share of the profile
     finish     manifest and profile; then the folder is renamed into its place
 
-Each stage is tasks that can run anywhere and be killed anywhere (`plan`): the same command goes on where it was cut off,
-and ends with the same bytes, whatever memory, cores and engine it had. A log without sessions keeps its order: nothing
-is routed. The work folder takes about twice the log as zstd packs it, beside the output.
+Each stage is tasks that can run anywhere and be killed anywhere (`plan`): the same command goes on where it was cut
+off, and ends with the same bytes, whatever memory, cores and engine it had. A log without sessions keeps its order:
+nothing is routed. The work folder, beside the output, takes about twice the log as LZ4 packs it.
 """
 
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +28,7 @@ from hotrow.data.convert import BadPolicy, BadRows
 from hotrow.data.dataset import MANIFEST, DataSet
 from hotrow.data.folder import cannot_write, refuse_in_use
 from hotrow.data.prepare.engine import LEAST, Inline, Limits, Processes, TaskLost
-from hotrow.data.prepare.memory import memory_limit
+from hotrow.data.prepare.memory import cores, memory_limit
 from hotrow.data.prepare.plan import Input, LatePolicy, Plan, Work
 from hotrow.data.prepare.stages import run_stages
 from hotrow.data.schema import Schema
@@ -68,13 +67,13 @@ def prepare(
 ) -> DataSet:
     """Reads the log `source` and writes the data set `out`; `hotrow.data.split` lists the splits.
 
-    `cluster=False` keeps the order of the log, `dedup=False` writes every value of every sample. `row_group` and `part` are
-    samples at most; by default they follow from the size of a sample. `memory` is for the command and all its workers,
-    as bytes or as "2GiB", half the machine's if not given.
+    `cluster=False` keeps the order of the log, `dedup=False` writes every value of every sample. `row_group` and
+    `part` are samples at most; by default they follow from the size of a sample. `memory` is for the command and all
+    its workers, as bytes or as "2GiB", half the machine's if not given.
     """
     progress, out = progress or Progress(), Path(out).absolute()
     _refuse_unknown(format=(format, Format), bad=(bad, BadPolicy), late=(late, LatePolicy), engine=(engine, EngineName))
-    limits = Limits(memory=memory_limit(memory), workers=workers or len(os.sched_getaffinity(0)))
+    limits = Limits(memory=memory_limit(memory), workers=workers or cores())
     if limits.memory < LEAST:
         raise SettingsError(f"memory: prepare needs at least {LEAST >> 20} MiB, given {limits.memory >> 20} MiB.")
     if isinstance(schema, Path | str):

@@ -86,17 +86,18 @@ class Test(Settings):
 
     def mask(self, samples: pa.Table, schema: Schema) -> NDArray[np.bool_]:
         """Of samples with the columns of the spool."""
-        if self.chosen:
-            chosen: NDArray[np.bool_] = samples.column(CHOSEN).to_numpy()
-            return chosen
+        found: NDArray[np.bool_] = np.zeros(len(samples), dtype=bool)
         rows = samples.column(ROW).to_numpy()
-        if self.time is None:
-            return np.zeros(len(samples), dtype=bool) if self.row is None else rows >= self.row
-        times = samples.column(schema.time).to_numpy()
-        if self.row is None:
-            found: NDArray[np.bool_] = times >= self.time
-            return found
-        return (times > self.time) | ((times == self.time) & (rows >= self.row))
+        if self.chosen:
+            found = samples.column(CHOSEN).to_numpy()
+        elif self.time is not None:
+            times = samples.column(schema.time).to_numpy()
+            found = times >= self.time if self.row is None else times > self.time
+            if self.row is not None:
+                found |= (times == self.time) & (rows >= self.row)
+        elif self.row is not None:
+            found = rows >= self.row
+        return found
 
 
 class Begins(Settings):

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from hotrow.data.convert import BadRows
 from hotrow.data.dataset import write_manifest
-from hotrow.data.parts import Part, PartWriter
+from hotrow.data.parts import ROW_GROUP, Part, PartWriter
 from hotrow.data.prepare.begins import LOOK_SAMPLES, Ahead, begins_of
 from hotrow.data.prepare.duck import Share, room
 from hotrow.data.prepare.order import Order
@@ -57,7 +57,8 @@ def cluster(work: Work, number: int, share: Share, report: Report) -> dict[str, 
     """Writes a part, and its share of the profile."""
     plan, ahead = work.plan, begins_of(work)
     part, schema = ahead.parts[number], _prepared(work)
-    writer = PartWriter(work.data, f"{part.split}-{part.number:05d}", schema, row_group=ahead.row_group)
+    stem, most = f"{part.split}-{part.number:05d}", plan.row_group or ROW_GROUP
+    writer = PartWriter(work.data, stem, schema, row_group=ahead.row_group, most=most)
     late = 0
     try:
         if plan.clustered or plan.by_time:

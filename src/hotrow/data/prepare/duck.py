@@ -1,8 +1,8 @@
 """DuckDB as the tasks of `prepare` use it: within their share of the memory, spilling to the work folder.
 
 It groups, sorts and joins the few columns that decide where samples go, never whole samples: it holds rows by the
-thousand whatever their width, and sorting rows of 4 kB took more than 400 MB. It takes up to 50 MB beyond its own limit and
-100 MB for each thread, as measured, so it gets half of a task's room and no more threads than that is enough for.
+thousand whatever their width, and could not sort rows of 4 kB in 100 MB. It takes up to 50 MB beyond its own limit and
+wants 100 MB for each thread, as measured, so it gets half of a task's room and no more threads than that is enough for.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def duckdb(share: Share, work: Path) -> Iterator[Any]:
     temp = work / "temp" / str(os.getpid())
     temp.mkdir(parents=True, exist_ok=True)
     memory = max(_LEAST, room(share) // 2)
-    config = {
+    config: dict[str, str | bool | int | float | list[str]] = {
         "memory_limit": f"{memory}B",
         "threads": max(1, min(share.threads, memory // _LEAST)),
         "temp_directory": str(temp),
@@ -90,8 +90,8 @@ def _told(error: Exception, share: Share) -> Exception:
     text = str(error)
     if "Out of Memory" in text:
         return SettingsError(
-            f"{share.memory // MIB} MiB of memory are too little for a task of this log. Give prepare more with --memory, "
-            f"or fewer tasks at a time with --workers."
+            f"{share.memory // MIB} MiB of memory are too little for a task of this log. Give prepare more with "
+            f"--memory, or fewer tasks at a time with --workers."
         )
     if "No space left" in text or "no space" in text.lower():
         return OSError(errno.ENOSPC, "No space left on device")

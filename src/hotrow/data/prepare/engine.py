@@ -1,9 +1,9 @@
 """Who runs the tasks: this process, or processes of its own, as many as cores and memory allow.
 
-`Inline` is for small logs, and for memory that is enough for one process only. `Processes` starts workers anew for every
-stage, so that each begins with empty hands, and divides memory and threads among them. Workers get tasks as lines of
-JSON; when the command dies, however it dies, their input ends and so do they. The first fault in the order of the log is
-the one that is told, though slices are converted all at once.
+`Inline` is for small logs. `Processes` starts workers anew for every stage, so that each begins with empty hands, and
+divides memory and threads among them. Workers get tasks as lines of JSON; when the command dies, however it dies, their
+input ends and so do they. The first fault in the order of the log is the one that is told, though slices are converted
+all at once.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ LEAST = 384 * MIB
 """What `prepare` cannot do without."""
 _WORKER = 320 * MIB
 _SMALL = 16 * MIB
+_TIGHT = 512 * MIB
 
 
 class TaskLost(HotrowError):
@@ -72,7 +74,7 @@ class Processes(Inline):
         count = max(1, min(len(numbers), self.limits.workers, room // _WORKER))
         share = Share(memory=room // count, threads=max(1, self.limits.workers // count))
         crew = _Crew(work.path, stage, numbers, share)
-        workers = [_Worker(self._lock) for _ in range(count)]
+        workers = [_Worker(self._lock, share.memory) for _ in range(count)]
         threads = [threading.Thread(target=crew.serve, args=(worker,), daemon=True) for worker in workers]
         try:
             for thread in threads:
@@ -86,10 +88,9 @@ class Processes(Inline):
 
 
 def _is_small(work: Work) -> bool:
-    """A log of one slice, or of few bytes while slices are not known."""
     slices = work.result("slices")
     if slices is not None:
-        return len(slices["slices"]) == 1
+        return sum(int(part["bytes"]) for part in slices["slices"]) < 4 * _SMALL
     return sum(file.bytes for file in work.plan.inputs) < _SMALL
 
 
@@ -138,15 +139,17 @@ class _Crew:
 class _Worker:
     """A process of `hotrow.data.prepare.worker`."""
 
-    def __init__(self, lock: int) -> None:
+    def __init__(self, lock: int, memory: int) -> None:
         home = str(Path(hotrow.__file__).parents[1])
         paths = os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))
-        few = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}  # each thread's own heap would keep what it freed
+        lean = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+        if memory < _TIGHT:  # what is freed goes back to the system at once, which costs time
+            lean["MIMALLOC_PURGE_DELAY"] = "0"
         self._process = subprocess.Popen(
             [sys.executable, "-m", "hotrow.data.prepare.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **few, "PYTHONPATH": paths},
+            env={**os.environ, **lean, "PYTHONPATH": paths},
             pass_fds=(lock,),
             start_new_session=True,  # Ctrl-C is for the command, which then stops its workers
         )
@@ -182,10 +185,8 @@ class _Worker:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                try:
+                with suppress(OSError):  # what was still to be written has no reader any more
                     pipe.close()
-                except OSError:  # what was still to be written has no reader any more
-                    pass
 
 
 def told(error: BaseException) -> dict[str, Any]:

@@ -81,5 +81,3 @@ def before(items: NDArray[np.int64], starts: NDArray[np.int64], at: NDArray[np.i
     ends = np.cumsum(counts)
     taken = np.arange(ends[-1] if len(ends) else 0) + np.repeat(at - ends, counts)
     return pa.ListArray.from_arrays(pa.array(np.append(0, ends).astype(np.int32)), pa.array(items[taken]))
-
-

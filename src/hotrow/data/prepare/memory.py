@@ -1,4 +1,4 @@
-"""How much memory there is, and how much of it is asked for."""
+"""How much of the machine there is, and how much of it is asked for."""
 
 from __future__ import annotations
 
@@ -23,6 +23,13 @@ def memory_limit(asked: int | str | None) -> int:
     if found is None or found[2] not in _UNITS:
         raise SettingsError(f'memory: "{asked}" is not a size. Write it as 2GiB, 500MB or a number of bytes.')
     return int(float(found[1]) * _UNITS[found[2]])
+
+
+def cores() -> int:
+    """How many this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def machine_memory() -> int:

@@ -1,8 +1,9 @@
 """`Order`: the samples of a part in their final order, gathered within a bound of memory.
 
-The order is by (begin of session, row of its first sample, time, row), which leaves no ties. It is found from these four
-numbers of each sample, 32 bytes that are held; whole samples are then gathered in as many passes over the part's row
-groups as the bound makes necessary. The row groups of a log in order of time are too, so a pass reads few of them.
+The order is by (begin of session, row of its first sample, time, row), which leaves no ties. It is found from these
+four numbers of each sample, 32 bytes that are held; whole samples are then gathered in as many passes over the part's
+row groups as the bound makes necessary. In a log in order of time, sessions of one time stand near each other, so that
+a pass reads few row groups.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """`Plan`: all that decides what `prepare` writes, and the folder in which an unfinished one waits to go on.
 
-The folder stands beside the output as `.NAME.prepare`. A task's output is renamed into place when it is whole, and then a
-note in `done/` says so: whatever is killed at whatever moment, what has a note is there, and what has none is made again.
-Two commands never work in one folder: it is locked for as long as the command, or a worker of it, lives.
+The folder stands beside the output as `.NAME.prepare`. A task's output is renamed into place when it is whole, and then
+a note in `done/` says so: whatever is killed at whatever moment, what has a note is there, and what has none is made
+again. Two commands never work in one folder: it is locked for as long as the command, or a worker of it, lives.
 
-Memory, threads and engine are no part of the plan: the bytes written do not depend on them. The one exception is `keys`, how
-many keys the profile counts exactly, which follows from the memory there is.
+Memory, threads and engine are no part of the plan: the bytes written do not depend on them. The one exception is
+`keys`, how many keys the profile counts exactly, which follows from the memory there is.
 """
 
 from __future__ import annotations
@@ -153,8 +153,8 @@ class Work:
         said, before = None, self._found()
         if before is not None and before != plan:
             said = (
-                f"An unfinished prepare with another {before.differs(plan)} was here; its work is thrown away and this one "
-                f"starts anew."
+                f"An unfinished prepare with another {before.differs(plan)} was here; its work is thrown away and "
+                f"this one starts anew."
             )
         if before == plan:
             done = sum(1 for _ in (self.path / "done").glob("*.json"))

@@ -1,9 +1,9 @@
 """Samples from the spool to where their part will find them.
 
-DuckDB joins sessions to samples, but sees two or three numbers of each: whole samples, whose lists it would hold thousands
-of at a time, are gathered with Arrow, some megabytes at a time. A route task writes one file with row groups of one part
-each, however many parts there are, and notes which; a part then reads its row groups and nothing else. Event logs
-go two ways: to the bucket of their user, where histories are made, and from there to their part.
+DuckDB joins sessions to samples, but sees two or three numbers of each; whole samples are gathered with Arrow, some
+megabytes at a time. A route task writes one file with row groups of one part each, however many parts there are, and
+notes which; a part then reads its row groups and nothing else. Event logs go two ways: to the bucket of their user,
+where histories are made, and from there to their part.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def route(work: Work, number: int, share: Share, report: Report) -> dict[str, An
     files = [spooled(work, i) for i in routes(work)[number]]
     size = max(GROUP_BYTES, min(ROUTE_BYTES, room(share) // 16))
     with RoutedFile(routed(work, "route", number)) as out:
-        where = _buckets(work, files) if work.plan.by_time else _parts(work, files, share)
+        where = _Buckets(work) if work.plan.by_time else _Parts(work, files, share)
         for samples in _held(files, size):
             parts, extra = where.take(samples)
             out.add(parts, samples, extra)
@@ -94,18 +94,20 @@ def _held(files: list[Path], size: int) -> Iterator[pa.Table]:
         yield pa.concat_tables(waiting)
 
 
-class _parts:
+class _Parts:
     """The part, and the beginning of the session, of samples in the order of the spool."""
 
     def __init__(self, work: Work, files: list[Path], share: Share) -> None:
         with duckdb(share, work.path) as db:
             found = [batch for batch in stream(db, self._query(work, parquet(files), db), 1 << 16) if len(batch)]
-        self._found = {name: np.concatenate([b.column(name).to_numpy() for b in found]) for name in ("part", "begin", "first")}
+        self._found = {
+            name: np.concatenate([b.column(name).to_numpy() for b in found]) for name in ("part", "begin", "first")
+        }
         self._taken = 0
 
     @staticmethod
     def _query(work: Work, log: str, db: Any) -> str:
-        """Sessions stand in order of their beginning: only those that were open at the time of these samples are read."""
+        """Sessions stand in order of their beginning: only those open at the time of these samples are read."""
         plan = work.plan
         session = quoted(plan.samples.session or "")
         time = quoted(plan.samples.time) if plan.samples.time is not None else ROW
@@ -123,10 +125,10 @@ class _parts:
         return self._found["part"][at], {BEGIN: self._found["begin"][at], FIRST: self._found["first"][at]}
 
 
-class _buckets:
+class _Buckets:
     """The bucket of the user of each event."""
 
-    def __init__(self, work: Work, files: list[Path]) -> None:
+    def __init__(self, work: Work) -> None:
         self._user, self._count = work.plan.samples.user, begins_of(work).buckets
 
     def take(self, samples: pa.Table) -> tuple[Ints, dict[str, Ints]]:

@@ -67,7 +67,7 @@ def convert_slice(work: Work, number: int, report: Report) -> dict[str, Any]:
             samples = convert(chunk, log, prepared, bad)
             columns = [*samples.columns, pa.array(np.arange(rows, rows + len(samples)) + (number << SHIFT))]
             if isinstance(division, Users):
-                columns.append(pa.array(division.is_test(samples, rows, prepared)))
+                columns.append(pa.array(division.chosen(samples, prepared)))
             rows, size = rows + len(samples), size + samples.nbytes
             add(columns)
             report(len(samples), chunk.bytes)

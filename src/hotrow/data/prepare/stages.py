@@ -59,18 +59,20 @@ class _Stages:
         if not left:
             return
         whole = sum(sizes)
-        done = whole - sum(sizes[number] for number in left)
+        done, total = whole - sum(sizes[number] for number in left), -(-whole // unit)
 
         def report(samples: int, units: int) -> None:
             nonlocal done
             done = min(whole, done + units)
             if shown:
-                self._progress.step(-(-done // unit), samples, None)
+                self._progress.step(total if done == whole else done // unit, samples, None)
 
         if shown:
-            self._progress.start(-(-whole // unit), done // unit, shown)
+            self._progress.start(total, done // unit, shown)
         try:
             self._engine.run(self._work, name, left, report)
+            if done < whole:  # chunks are counted in rounded bytes, and blank lines not at all
+                report(0, whole - done)
         finally:
             if shown:
                 self._progress.stop()

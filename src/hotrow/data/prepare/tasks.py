@@ -1,7 +1,7 @@
 """`run_task`: any task of a prepare, in any process that sees the work folder.
 
-A task is its stage and its number; all else stands in the plan and in the notes of the tasks before it. One that is done
-already gives its note, so a task may be asked for twice.
+A task is its stage and its number; all else stands in the plan and in the notes of the tasks before it. One that is
+done already gives its note, so a task may be asked for twice.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from hotrow.data.prepare.begins import begins
 from hotrow.data.prepare.cluster import cluster, finish, look
-from hotrow.data.prepare.duck import Share
+from hotrow.data.prepare.duck import Share, resident
 from hotrow.data.prepare.histories import histories
 from hotrow.data.prepare.plan import Work
 from hotrow.data.prepare.route import route
@@ -22,7 +24,15 @@ def run_task(path: Path, stage: str, number: int, share: Share, report: Report) 
     """Does a task if it is not done, and gives what came of it."""
     work = Work(path)
     found = work.result(stage, number)
-    return found if found is not None else work.note(stage, number, _do(work, stage, number, share, report))
+    if found is not None:
+        return found
+
+    def said(samples: int, units: int) -> None:
+        report(samples, units)
+        if resident() > share.memory // 2:  # Arrow keeps what it freed, for speed
+            pa.default_memory_pool().release_unused()
+
+    return work.note(stage, number, _do(work, stage, number, share, said))
 
 
 def _do(work: Work, stage: str, number: int, share: Share, report: Report) -> dict[str, Any]:

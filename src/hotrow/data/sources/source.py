@@ -21,7 +21,7 @@ from hotrow.settings import Settings
 
 CHUNK_ROWS, CHUNK_BYTES = 1 << 14, 4 << 20
 SLICE_BYTES = 64 << 20
-"""About how much of a file a slice takes, as it is on disk (text) or before packing (Parquet)."""
+"""About how much of a file a slice takes, before packing."""
 
 
 class Slice(Settings):
@@ -32,7 +32,7 @@ class Slice(Settings):
     first: int
     last: int
     line: int | None = Field(None, description="the number of its first line, where that needs no counting")
-    bytes: int
+    bytes: int = Field(description="before packing")
 
 
 Pieces = Mapping[str, Sequence[Slice]]

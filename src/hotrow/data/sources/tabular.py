@@ -154,12 +154,11 @@ def _cut(file: Path) -> list[Slice]:
     with pq.ParquetFile(file) as parquet:
         meta = parquet.metadata
         sizes = [meta.row_group(i).total_byte_size for i in range(meta.num_row_groups)]
-    first, size, name, whole = 0, 0, str(file), file.stat().st_size
+    first, size, name = 0, 0, str(file)
     for i, bytes_ in enumerate(sizes):
         size += bytes_
         if size >= source.SLICE_BYTES or i + 1 == len(sizes):
-            share = round(whole * size / max(1, sum(sizes)))
-            slices.append(Slice(file=name, shown=name, first=first, last=i + 1, bytes=share))
+            slices.append(Slice(file=name, shown=name, first=first, last=i + 1, bytes=size))
             first, size = i + 1, 0
     return slices
 

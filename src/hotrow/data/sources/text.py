@@ -59,7 +59,7 @@ class TextSource(Source):
         with file.open("rb") as raw:
             blocks = _blocks(raw, file, 1 << 16)
             first = next(blocks, b"")
-            header, _, rest = first.partition(b"\n")
+            _, _, rest = first.partition(b"\n")
             if not first.strip():
                 bad.refuse_or_skip_file(f"{file} is empty.", 0, "empty file")
             elif self.dialect.columns is None and not rest.strip() and next(blocks, None) is None:

@@ -1,0 +1,133 @@
+"""`GraphStep`: a whole training step on a GPU as one CUDA graph, for batches that are all of one shape.
+
+Launching the kernels of a small model takes a host longer than the GPU needs to run them. A graph is launched once:
+look up, forward, backward, dense optimizer, update of the rows. Around it stays what the host must do: the batch's
+slots and cold rows go in, the cold rows' gradients come out, and their tiers apply them. The first steps run kernel by
+kernel, as CUDA asks for; then the step is captured. A batch of another shape, or with more cold rows than there is room
+for, is captured anew, so batches whose lengths vary are better trained without.
+
+    step = GraphStep(embeddings, model, dense, loss)
+    for batch in batches:
+        loss = step(embeddings.fetch(embeddings.group(batch)), batch.dense, batch.labels)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hotrow import kernels
+from hotrow.device_lookup import DeviceLookup, Parcel
+from hotrow.embedded import Embedded, PooledGroup
+from hotrow.embeddings import Embeddings
+from hotrow.errors import SettingsError
+from hotrow.train.dense import DenseStep
+
+_WARM = 3  # steps before the capture
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class GraphStep:
+    """Trains one batch a call; the loss it returns is overwritten by the next one."""
+
+    def __init__(self, embeddings: Embeddings, model: nn.Module, dense: DenseStep, loss: Loss) -> None:
+        if embeddings.device_tier is None or embeddings.device_tier.device.type != "cuda":
+            raise SettingsError("A CUDA graph needs embeddings whose results are computed on a CUDA device.")
+        self._embeddings, self._model, self._dense, self._loss = embeddings, model, dense, loss
+        self._tier = embeddings.device_tier
+        embeddings.send_ahead = False
+        dense.on_device(self._tier.device)
+        self._stream: Any = torch.cuda.Stream(self._tier.device)  # type: ignore[no-untyped-call]
+        self._captured: _Captured | None = None
+
+    def __call__(self, lookup: DeviceLookup, dense: Tensor | None, labels: Tensor) -> Tensor:
+        """One step of everything; the lookup is fetched."""
+        step = self._embeddings.steps
+        inputs = [None if t is None else t.numpy() for t in (dense, labels)]
+        if self._captured is None or not self._captured.fits(lookup, inputs):
+            self._captured = _Captured(self, lookup, inputs)
+        self._tier.begin_step(step)
+        self._dense.begin_step()
+        with torch.cuda.stream(self._stream):
+            loss, handed = self._captured.run(lookup, inputs, step)
+        self._stream.synchronize()
+        lookup.finish(handed, step)
+        self._embeddings.steps += 1
+        return loss
+
+
+class _Captured:
+    """A step for batches of one shape: buffers that stay where they are, and the graph once it is captured."""
+
+    def __init__(self, owner: GraphStep, lookup: DeviceLookup, inputs: list[Any]) -> None:
+        self._owner, self._tier = owner, owner._tier
+        if any(group.inverse is not None or group.begins is not None for group in lookup.batch.groups):
+            raise SettingsError(
+                "A CUDA graph takes batches without deduplicated groups, which differ from batch to batch."
+            )
+        self._shape, self._room = lookup.shape, int(lookup.staged_size * 1.25) + 4096
+        self._lookups, self._sizes = lookup.shape.lookups, [None if a is None else a.shape for a in inputs]
+        self._held_room = self._lookups
+        device = self._tier.device
+        self._parcel = Parcel([*self._arrays(lookup, 0), *inputs], device)
+        self._rows = torch.zeros(self._room, dtype=self._tier.storage.dtype, device=device)
+        self._handed = torch.zeros(self._room, device=device)
+        self._back = torch.empty(self._room, pin_memory=True)
+        self._graph: Any = None
+        self._steps = 0
+        self._result: Tensor | None = None
+
+    def fits(self, lookup: DeviceLookup, inputs: list[Any]) -> bool:
+        return (
+            lookup.shape is self._shape
+            and lookup.staged_size <= self._room
+            and [None if a is None else a.shape for a in inputs] == self._sizes
+        )
+
+    def run(self, lookup: DeviceLookup, inputs: list[Any], step: int) -> tuple[Tensor, Any]:
+        """The loss, and the gradients of the staged rows as they will be on the host when the stream is done."""
+        self._parcel.send([*self._arrays(lookup, step), *inputs])
+        assert lookup.rows is not None
+        n = lookup.staged_size
+        self._rows[:n].copy_(lookup.rows, non_blocking=True)
+        if self._graph is not None:
+            self._graph.replay()
+        elif self._steps < _WARM:
+            self._result = self._step(lookup)
+        else:
+            torch.cuda.synchronize()
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, stream=self._owner._stream):
+                self._result = self._step(lookup)
+            self._graph.replay()
+        self._steps += 1
+        self._back[:n].copy_(self._handed[:n], non_blocking=True)
+        assert self._result is not None
+        return self._result, self._back.numpy()[:n]
+
+    def _arrays(self, lookup: DeviceLookup, step: int) -> list[Any]:
+        """What differs from batch to batch besides the inputs; rows that are here padded to one length."""
+        held = np.full(self._held_room, len(self._tier.clock) - 1, np.int32)
+        held[: len(lookup.held)] = lookup.held
+        return [lookup.slots, lookup.offsets, lookup.weights, lookup.staged_begins, held, np.array([step], np.int32)]
+
+    def _step(self, lookup: DeviceLookup) -> Tensor:
+        slots, offsets, weights, begins, held, step, dense, labels = self._parcel.tensors
+        owner, tier, shape = self._owner, self._tier, self._shape
+        staged = kernels.Staged(self._rows, begins)
+        grouping = kernels.group(tier.storage, shape, slots, offsets, weights)
+        results = kernels.lookup(tier.storage, shape, slots, offsets, weights, staged=staged).requires_grad_()
+        views = iter(shape.views(results))
+        pooled = [PooledGroup(names, dims, next(views), None) for names, dims, width in lookup.layout.pooled if width]
+        loss = owner._loss(owner._model(Embedded(pooled, {}), dense), labels)
+        owner._dense.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        owner._dense.apply()
+        assert results.grad is not None
+        kernels.update(tier.storage, shape, grouping, results.grad, staged=staged, handed=self._handed)
+        tier.count(held.long(), step)
+        return loss.detach()

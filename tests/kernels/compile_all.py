@@ -1,0 +1,70 @@
+"""Compiles every kernel for an H100 or H200, which needs no such device: run as a script, without the interpreter.
+
+The interpreter takes some things that the compiler does not, such as a variable that changes its type in a loop.
+"""
+
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from hotrow.kernels.backward import join_kernel, update_kernel
+from hotrow.kernels.chunks import chunk_kernel, single_kernel
+from hotrow.kernels.expand import contract_kernel, select_backward_kernel, select_kernel
+from hotrow.kernels.host import gather_kernel, scatter_kernel
+from hotrow.kernels.places import places_kernel
+from hotrow.kernels.pooling import lookup_kernel
+from hotrow.kernels.unique import runs_kernel
+
+TYPES = {"f": "*fp32", "b": "*bf16", "h": "*fp16", "i": "*i32", "l": "*i64", "n": "i32"}
+ONE = {"BLOCKS": (128,), "VECTORS": (8,), "FULL": (True,)}
+TWO = {"BLOCKS": (32, 128), "VECTORS": (4, 8), "FULL": (False, True)}
+BARE = {"WEIGHTED": False, "STAGED": False, "EXPANDED": False}
+RICH = {"WEIGHTED": True, "STAGED": True, "EXPANDED": True}
+SEGMENT = {"KINDS": (2,), "LONG": (1,), "SHORT": (4,), "FIRSTS": (0,), "COUNTS": (1,), "ALL": 1}
+SEGMENTS = {"KINDS": (3, 1), "LONG": (4, 1), "SHORT": (8, 2), "FIRSTS": (0, 2), "COUNTS": (2, 1), "ALL": 4}
+LOOKUP = {"FEATURES": 4, "UNROLL": 2, "OUT_VECTOR": 4}
+UPDATE = {"WIDTH": 128, "UNROLL": 2, "UNIT": 4}
+PLAIN = {"PLAIN": True, "STAGED": False}
+CLIPPED = {"PLAIN": False, "STAGED": True}
+LISTS = {"EACH": 8, "SEGMENTS": 4, "CLASSES": 2}
+TILE = {"TILE": 4, "BLOCK": 128, "VECTOR": 8}
+
+CASES: list[tuple[Any, str, dict[str, Any]]] = [
+    (lookup_kernel, "ffflilfiilin", {**LOOKUP, **ONE, **BARE, "TILES": (4,)}),
+    (lookup_kernel, "bbfliifiilin", {**LOOKUP, **TWO, **RICH, "TILES": (8, 2)}),
+    (
+        places_kernel,
+        "iifllflin",
+        {"FEATURES": 4, "TILE": 128, "WIDE": 8, "UNIT": 4, "WEIGHTED": True, "FACTORS": True, "NUMBERS": True},
+    ),
+    (chunk_kernel, "ilififiiiiiiiiiilnn", {**LISTS, "FACTORS": True, "AHEAD": False}),
+    (chunk_kernel, "ilififiiiiiiiiiilnn", {**LISTS, "CLASSES": 1, "FACTORS": False, "AHEAD": True}),
+    (single_kernel, "iiiiiilnn", LISTS),
+    (update_kernel, "fifiiiiifiiiiffffllflnn", {**UPDATE, **ONE, **SEGMENT, **PLAIN, "FACTORS": False}),
+    (update_kernel, "bifiiiiifiiiifbffllflnn", {**UPDATE, **TWO, **SEGMENTS, **CLIPPED, "FACTORS": True}),
+    (join_kernel, "innffffllfl", {"WIDTH": 128, **ONE, **PLAIN, "KINDS": (2,), "EACH": 4, "UNROLL": 4, "SEGMENTS": 1}),
+    (join_kernel, "innfhffllfl", {"WIDTH": 128, **TWO, **CLIPPED, "KINDS": (0, 2), **LISTS, "UNROLL": 4}),
+    (contract_kernel, "fbiil", {"SEGMENTS": 2, **TILE}),
+    (select_kernel, "fflllnn", TILE),
+    (select_backward_kernel, "bblliinn", TILE),
+    (runs_kernel, "lliiliiiin", {"TILE": 1024, "TABLES": True}),
+    (gather_kernel, "fflnn", TILE),
+    (scatter_kernel, "fflnn", TILE),
+]
+
+
+def compiled(kernel: Any, types: str, given: dict[str, Any]) -> Any:
+    """The kernel compiled for arguments of `types`, in order, and constants, of which it takes those it has."""
+    names = kernel.arg_names
+    constants = {name: given[name] for name in names[len(types) :]}
+    signature = {n: TYPES[t] for n, t in zip(names, types, strict=False)} | dict.fromkeys(constants, "constexpr")
+    aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(types) if kind != "n"}
+    source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=aligned)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 1})
+
+
+if __name__ == "__main__":
+    for kernel, types, given in CASES:
+        print(kernel.fn.__name__, "wide loads:", compiled(kernel, types, given).asm["ptx"].count("ld.global.v4"))

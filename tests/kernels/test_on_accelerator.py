@@ -1,0 +1,63 @@
+"""What only an accelerator can show; left out where there is none."""
+
+import pytest
+import torch
+from cases import make
+
+from hotrow.kernels import (
+    BatchShape,
+    FeatureSpec,
+    GroupSpec,
+    Rule,
+    Tables,
+    TableSpec,
+    group_numbers,
+    lookup,
+    tune,
+    update,
+)
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def test_rows_beyond_two_billion_elements_are_found_and_updated() -> None:
+    rows, dim = 17_000_000, 128
+    assert rows * dim > 2**31
+    tables = Tables([TableSpec(rows, dim, Rule("sgd", lr=1.0))], "cuda")
+    numbers = torch.tensor([rows - 1, 0, 2**31 // dim + 1, rows - 1, 5], device="cuda")
+    offsets = torch.tensor([0, 2, 5], device="cuda")
+    tables.rows_of(0)[numbers] = torch.arange(5.0, device="cuda")[:, None].expand(5, dim)
+    tables.rows_of(0)[rows - 1] = 7.0
+    shape = BatchShape(tables, [GroupSpec([FeatureSpec(0)], 2, 5)])
+    slots, grouping = group_numbers(tables, shape, numbers, offsets)
+    results = lookup(tables, shape, slots, offsets).view(2, dim)
+    assert results[:, 0].tolist() == [8.0, 2.0 + 7.0 + 4.0]
+    update(tables, shape, grouping, torch.tensor([1.0, 10.0], device="cuda").repeat_interleave(dim))
+    assert tables.rows_of(0)[numbers, 3].tolist() == [7.0 - 11.0, 0.0, 2.0 - 10.0, -4.0, 4.0 - 10.0]
+    assert int((tables.values != 0).sum()) == 3 * dim
+
+
+def test_rows_in_pinned_host_memory_are_looked_up_and_updated_from_the_kernel() -> None:
+    specs = [TableSpec(40, 12, Rule("adagrad")), TableSpec(30, 8)]
+    case = make("cuda", specs, [([(0, "sum"), (1, "mean")], 16, None)])
+    host = Tables(specs, "cuda", memory="pinned")
+    host.values.copy_(case.tables.values)
+    host.state.copy_(case.tables.state)
+    grads = torch.randn(case.shape.size, device="cuda")
+    shape = BatchShape(host, case.shape.groups)
+    results = lookup(host, shape, case.slots, case.offsets)
+    assert torch.equal(results, lookup(case.tables, case.shape, case.slots, case.offsets))
+    update(host, shape, case.grouping, grads)
+    update(case.tables, case.shape, case.grouping, grads)
+    torch.cuda.synchronize()
+    assert host.values.is_pinned() and torch.equal(host.values, case.tables.values.cpu())
+    assert torch.equal(host.state, case.tables.state.cpu())
+
+
+def test_tuning_leaves_rows_and_state_as_they_were(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setenv("HOTROW_CACHE", str(tmp_path))
+    case = make("cuda", [TableSpec(40, 12, Rule("adam"))], [([(0, "sum")], 16, None)])
+    before = case.tables.values.clone(), case.tables.state.clone()
+    found = tune(case.tables, case.shape, case.slots, case.offsets, case.grouping)
+    assert set(found) == {"lookup", "update"} and (tmp_path / "kernels.json").exists()
+    assert torch.equal(case.tables.values, before[0]) and torch.equal(case.tables.state, before[1])

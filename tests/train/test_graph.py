@@ -1,0 +1,62 @@
+"""A step as one CUDA graph computes what the same step computes kernel by kernel."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from hotrow import Batch, Embeddings, Feature, Table
+from hotrow.errors import SettingsError
+from hotrow.models import DLRMSettings, ModelInputs
+from hotrow.plan import Plan, Share
+from hotrow.train.dense import DenseSGD, DenseStep
+from hotrow.train.graph import GraphStep
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+
+
+def made(device: str) -> tuple[Embeddings, torch.nn.Module, DenseStep]:
+    tables = [Table(name="a", dim=8), Table(name="b", dim=8)]
+    features = [Feature(name="a"), Feature(name="b")]
+    plan = Plan({"a": (Share("device", np.arange(20)), Share("host")), "b": (Share("host"),)})
+    torch.manual_seed(0)
+    model = DLRMSettings().build(ModelInputs(features, {"a": 8, "b": 8}, 3)).to(device)
+    return Embeddings(tables, features, plan=plan, device=device), model, DenseStep(model, DenseSGD(lr=0.1))
+
+
+def batches(count: int, size: int = 64) -> list[Batch]:
+    draw = torch.Generator().manual_seed(1)
+    return [
+        Batch.plain(
+            {name: torch.randint(0, 50, (size,), generator=draw) for name in ("a", "b")},
+            dense=torch.randn(size, 3, generator=draw),
+            labels=torch.randint(0, 2, (size,), generator=draw).float(),
+        )
+        for _ in range(count)
+    ]
+
+
+@on_gpu
+def test_a_graph_trains_as_single_kernels_do():
+    one, other = made("cuda"), made("cuda")
+    graph = GraphStep(*one, F.binary_cross_entropy_with_logits)
+    sizes = [64] * 8 + [32] * 5  # another shape in mid-run
+    for batch in (b for size in (64, 32) for b in batches(sizes.count(size), size)):
+        embeddings, model, dense = other
+        moved = batch.to("cuda")
+        loss = F.binary_cross_entropy_with_logits(model(embeddings(batch), moved.dense), moved.labels)
+        loss.backward()
+        dense.step()
+        embeddings.step()
+        torch.testing.assert_close(
+            graph(one[0].fetch(one[0].group(batch)), batch.dense, batch.labels), loss.detach(), rtol=1e-5, atol=1e-6
+        )
+    for table in ("a", "b"):
+        keys = torch.arange(60)
+        torch.testing.assert_close(one[0].read(table, keys), other[0].read(table, keys), rtol=1e-4, atol=1e-6)
+    assert one[0].stats() == other[0].stats()
+
+
+def test_a_graph_is_refused_where_there_is_no_gpu():
+    with pytest.raises(SettingsError, match="CUDA device"):
+        GraphStep(*made("cpu"), F.binary_cross_entropy_with_logits)
