@@ -1,10 +1,15 @@
-"""What tests share: how hypothesis runs, real data where it is, and batches of every shape."""
+"""What tests share: how hypothesis runs, real data where it is, and where Triton's interpreter is on."""
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # must be set before triton is imported
 
 settings.register_profile(
     "hotrow", deadline=None, max_examples=60, derandomize=True, suppress_health_check=list(HealthCheck)
@@ -25,3 +30,10 @@ def shared_data() -> Path:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _interpreter(request: pytest.FixtureRequest) -> None:
+    """Triton's interpreter is slow: only the kernels' own tests run in it, all others take the kernels' twins."""
+    if "triton" in sys.modules and not torch.cuda.is_available():
+        sys.modules["triton"].knobs.runtime.interpret = request.path.parent.name == "kernels"

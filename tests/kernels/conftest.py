@@ -1,12 +1,7 @@
-"""Kernels run in Triton's interpreter where there is no accelerator; it must be on before triton is imported."""
-
-import os
+"""Kernels run on an accelerator if there is one, else in Triton's interpreter (see `tests/conftest.py`)."""
 
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture

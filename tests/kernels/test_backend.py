@@ -6,6 +6,7 @@ import warnings
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from hotrow.kernels import backend
 
@@ -39,3 +40,9 @@ def test_falling_back_on_an_accelerator_is_said_once(monkeypatch: pytest.MonkeyP
         warnings.simplefilter("error")
         assert not backend.runs_kernels(on_device)
         assert not backend.runs_kernels(SimpleNamespace(is_cuda=False))
+
+
+def test_these_tests_run_kernels_and_not_their_twins(device: str) -> None:
+    if backend.triton is None:
+        pytest.skip("Triton is not installed")
+    assert backend.runs_kernels(torch.zeros(1, device=device))

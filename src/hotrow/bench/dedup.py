@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -41,17 +42,18 @@ BUCKETS, LAST = 1 << 20, 80
 
 
 class Size(NamedTuple):
-    """How much is measured: samples of the logs, calls and rounds of `take_turns`, and the memory batches must fit."""
+    """How much is measured: samples of the logs, calls and rounds of turns; what batches must fit, how precisely."""
 
     samples: int
     real_samples: int
     epochs: tuple[int, int]
     steps: tuple[int, int]
     memory: int
+    precision: float
 
 
-FULL = Size(samples=200_000, real_samples=400_000, epochs=(3, 5), steps=(2, 4), memory=1 << 30)
-QUICK = Size(samples=40_000, real_samples=40_000, epochs=(1, 2), steps=(1, 1), memory=1 << 28)
+FULL = Size(samples=200_000, real_samples=200_000, epochs=(3, 4), steps=(2, 4), memory=1 << 30, precision=0.03)
+QUICK = Size(samples=24_000, real_samples=0, epochs=(1, 2), steps=(1, 1), memory=1 << 27, precision=0.15)
 
 
 class Sides(NamedTuple):
@@ -82,7 +84,7 @@ def run(quick: bool = False) -> Report:
         _factor(report, "dedup", sides.ours, must=0.05, aim=0.02)
         for log in real_logs.LOGS:
             _real(report, log, folder, size)
-        _batch(report, sides, size.memory)
+        _batch(report, sides, size)
         _train(report, sides, size)
     return report
 
@@ -148,8 +150,7 @@ def _read(
         reader = Reader(dataset, "train", BATCH, steps=preprocessing(dataset.schema))
 
         def epoch(_: int) -> None:
-            for _ in reader:
-                pass
+            deque(reader, maxlen=0)
 
         return epoch
 
@@ -164,7 +165,11 @@ def _train(report: Report, sides: Sides, size: Size) -> None:
         def steps(dataset: DataSet) -> Callable[[int], None]:
             training = SequenceTraining(dataset)
             batches = open_readers.enter_context(closing(whole_batches(dataset, BATCH)))
-            return lambda _: training.train_on(next(batches))
+
+            def step(_: int) -> None:
+                training.train_on(next(batches))
+
+            return step
 
         seconds = take_turns({name: steps(data) for name, data in sides._asdict().items()}, *size.steps)
     note = "" if kept else "; freed memory goes back to the system in every step, which the baseline suffers from more"
@@ -188,23 +193,27 @@ def _add_speeds(
     add(report, id, speed["ours"] / speed["plain"], "x", must=must, aim=aim, ours=ours, baseline=plain, note=note)
 
 
-def _batch(report: Report, sides: Sides, memory: int) -> None:
+def _batch(report: Report, sides: Sides, size: Size) -> None:
     if not PEAK_RESET.exists():
         missing(report, "dedup.batch", "the peak of a step is taken from /proc, which this system does not have")
         return
-    found = {name: largest(_peak_of(data.path), memory) for name, data in sides._asdict().items()}
-    ours, plain = ({"batch": n, "peak_mib": {str(k): p >> 20 for k, p in peaks.items()}} for n, peaks in found.values())
+    found = {name: largest(_peak_of(data.path), size.memory, size.precision) for name, data in sides._asdict().items()}
+    (ours, of_ours), (plain, of_plain) = found.values()
     add(
         report,
         "dedup.batch",
-        ours["batch"] / plain["batch"],
+        ours / plain,
         "x",
         must=2.0,
         aim=4.0,
-        ours=ours,
-        baseline=plain,
-        note=f"the step of the same model within {memory >> 20} MiB beyond weights and batch",
+        ours={"batch": ours, "peak_mib": _mib(of_ours)},
+        baseline={"batch": plain, "peak_mib": _mib(of_plain)},
+        note=f"the step of the same model within {size.memory >> 20} MiB beyond weights and batch",
     )
+
+
+def _mib(peaks: Mapping[int, int]) -> dict[str, int]:
+    return {str(n): peaks[n] >> 20 for n in sorted(peaks)}
 
 
 def _peak_of(data: Path) -> Callable[[int], int]:
@@ -215,14 +224,14 @@ def _peak_of(data: Path) -> Callable[[int], int]:
     return peak
 
 
-def largest(peak: Callable[[int], int], memory: int, first: int = 512) -> tuple[int, dict[int, int]]:
-    """The largest batch whose peak is within `memory`, to about 3%, and the peak of every size that was tried.
+def largest(peak: Callable[[int], int], memory: int, precision: float, first: int = 512) -> tuple[int, dict[int, int]]:
+    """The largest batch whose peak is within `memory`, as precisely as told, and the peak of every size tried.
 
     Peaks grow almost in proportion to batches, so the next size to try is where the last one would have fitted
     exactly, a little to the side of it that is not known yet.
     """
     peaks = {first: peak(first)}
-    unit = max(1, first * memory // peaks[first] // 32)
+    unit = max(1, int(first * memory / peaks[first] * precision))
     fits, above, n = 0, 0, first
     while True:
         fits, above = (n, above) if peaks[n] <= memory else (fits, n)
@@ -267,7 +276,7 @@ def _rounded(factors: Factors) -> dict[str, float]:
 def _real(report: Report, name: str, folder: Path, size: Size) -> None:
     """Storage, reading and the factor on a real log, whatever they are."""
     figures = [f"dedup.{name}.{figure}" for figure in ("storage", "read", "factor_error")]
-    found = real_logs.find(name, size.real_samples)
+    found = real_logs.find(name, size.real_samples) if size.real_samples else "left out by --quick"
     if isinstance(found, str):
         for id in figures:
             missing(report, id, found)

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from hotrow import Batch, Embeddings, Table
 from hotrow.data import DataSet, Reader
+from hotrow.errors import DataError
 from hotrow.models import ModelInputs, TransformerSettings
 
 MODEL = TransformerSettings(layers=2, heads=2, length=100)
@@ -54,6 +55,8 @@ class SequenceTraining:
 def whole_batches(dataset: DataSet, size: int) -> Generator[Batch]:
     """Batches of `size` samples, epoch after epoch."""
     reader = Reader(dataset, "train", size, drop_last=True)
+    if not len(reader):
+        raise DataError(f"{dataset.path} has fewer than {size} samples, so there is no batch of that size.")
     while True:
         yield from reader
 

@@ -32,7 +32,7 @@ def _section(report: Mapping[str, Any]) -> str:
     lines += [f"Versions: {_words(report['versions'])}. Workload: {_words(report['workload'])}.", ""]
     lines += ["| figure | value | must | aim | reached | ours | baseline | note |", "| --- " * 8 + "|"]
     for r in report["results"]:
-        value = f"{r['value']:.2f} {r['unit']}"
+        value = f"{r['value']:.{2 if r['value'] >= 0.1 else 4}f} {r['unit']}"
         reached = {True: "yes", False: "**no**", None: ""}[r["met"]]
         cells = [r["id"], value, _number(r["must"]), _number(r["aim"]), reached]
         lines.append("| " + " | ".join([*cells, _reading(r["ours"]), _reading(r["baseline"]), r["note"]]) + " |")

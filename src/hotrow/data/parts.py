@@ -80,12 +80,12 @@ class PartWriter:
             writer.write(table)                # together and in order of time
         part = writer.finish()                 # the manifest's entry, or None if there was no sample
 
-    `schema` is a prepared one, whose `groups` say what is kept once; None or () writes flat samples. Files of the same
-    name, left by a task that was killed, are overwritten, and the bytes depend on samples, schema and `row_group`
-    alone. With `most`, a row group goes on to as many samples, while it takes no more room deduplicated than `row_group`
-    samples do flat. The files are seen to the disk by `finish`, but a set of files cannot appear at once: a part is there when
-    whoever asked for it has noted what `finish` gave (`Part.model_dump_json()`, read by `Part.model_validate_json`).
-    Holds a row group or two in memory. `dataset.write_manifest` makes a data set of the parts.
+    `schema` is a prepared one, whose `groups` say what is kept once; None or () writes flat samples. With `most`, a row
+    group goes on to so many samples, while it takes no more room deduplicated than `row_group` samples do flat. Files
+    of the same name, left by a task that was killed, are overwritten, and the bytes depend on samples, schema and these
+    two alone. The files are seen to the disk by `finish`, but a set of files cannot appear at once: a part is there
+    when whoever asked for it has noted what `finish` gave (`Part.model_dump_json()`, `Part.model_validate_json`). Holds
+    a row group or two in memory. `dataset.write_manifest` makes a data set of the parts.
     """
 
     def __init__(
@@ -229,14 +229,14 @@ class _Files:
     def _write_row_group(self) -> None:
         if not self._next[SAMPLES]:
             return
-        for name, tables in self._next.items():
-            table = pa.concat_tables(tables)
+        for name, waiting in self._next.items():
+            table = pa.concat_tables(waiting)
             if name not in self._open:
                 sink = pa.OSFile(str(self._folder / file_name(self._stem, name)), "wb")
                 self._open[name] = sink, pq.ParquetWriter(sink, table.schema, **self._encodings.of(name, table))
             self._open[name][1].write_table(table, row_group_size=max(1, len(table)))
             self._rows[name].append(len(table))
-            tables.clear()
+            waiting.clear()
 
     def finish(self) -> Part | None:
         """Ends every file and sees it to the disk."""

@@ -50,10 +50,13 @@ class Ranker:
             self.model, self.device, precision=run.train.precision, compiled=run.train.compile
         )
 
-    def reader(self, split: str, *, shuffle: bool, only: Marks | None = None) -> Reader:
+    def reader(
+        self, split: str, *, shuffle: bool, only: Marks | None = None, batch_size: int | None = None
+    ) -> Reader:
         """Batches of a split, or of its marked samples."""
         data = self.run.data
-        return Reader(self.data, split, data.batch_size, shuffle=shuffle, seed=data.seed, steps=data.steps, only=only)
+        size = batch_size or data.batch_size
+        return Reader(self.data, split, size, shuffle=shuffle, seed=data.seed, steps=data.steps, only=only)
 
     def pipeline(self, batches: Iterable[Batch], staleness: int = 0) -> Pipeline:
         """Batches on their way through this run's tables."""

@@ -28,6 +28,7 @@ from hotrow._native import KeyMap
 from hotrow.data.batch import Batch
 from hotrow.data.dataset import DataSet
 from hotrow.data.marks import Bools, Marks
+from hotrow.data.reader import Reader
 from hotrow.data.rowgroups import Footers, RowGroup
 from hotrow.data.samples import Window, needed
 from hotrow.data.steps import Step, apply
@@ -170,20 +171,25 @@ class HotCold(Planned):
             threads=self.run.train.threads,
         )
         self.cold = self.hot.others()
-        size = data.batch_size
-        self.schedule = Schedule({"cold": -(-self.cold.samples // size), "hot": -(-self.hot.samples // size)})
+        self.schedule = Schedule({"cold": len(self._reader("cold")), "hot": len(self._reader("hot"))})
 
     def _place_rows(self) -> None:
         """Rows to where batches of the present kind have them."""
         hot = self.schedule.kind == "hot"
         self.ranker.embeddings.replan(self.plan if hot else Plan.all_on("host", self.tables))
 
+    def _reader(self, kind: Kind) -> Reader:
+        """The samples of a kind, in batches of nearly one size: a step on the few that are left over is all noise."""
+        marks, size = self.hot if kind == "hot" else self.cold, self.run.data.batch_size
+        even = -(-marks.samples // max(1, -(-marks.samples // size)))
+        data = self.run.data
+        return self.ranker.reader(data.train, shuffle=data.shuffle, only=marks, batch_size=max(1, even))
+
     def _order(self) -> Iterator[Batch]:
         """The rest of the present turn."""
         kind = self.schedule.kind
         if kind not in self._sources:
-            marked = self.hot if kind == "hot" else self.cold
-            reader = self.ranker.reader(self.run.data.train, shuffle=self.run.data.shuffle, only=marked)
+            reader = self._reader(kind)
             reader.seek(self.schedule.epoch, self.schedule.done[kind])
             self._sources[kind] = iter(reader)
         return itertools.islice(self._sources[kind], self.schedule.left)
