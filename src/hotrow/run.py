@@ -149,7 +149,7 @@ class PlanSection(Settings):
         if self.mode == "hot_cold" and self.replan_every is not None:
             raise PydanticCustomError(
                 "sentence",
-                "replan_every works with mode = \"split\" only: batches of hot_cold are made for one plan.",
+                'replan_every works with mode = "split" only: batches of hot_cold are made for one plan.',
             )
         return self
 

@@ -43,7 +43,7 @@ class Marks:
 
 
 def pieces(marked: Bools, sessions: Ints, order: Ints) -> Pieces:
-    """The runs of marked samples within each session, by sessions in `order`; a session begins at each of `sessions`."""
+    """Runs of marked samples within each session, by sessions in `order`; a session begins at each of `sessions`."""
     begins = marked.copy()
     begins[1:] &= ~marked[:-1]
     begins[sessions] = marked[sessions]

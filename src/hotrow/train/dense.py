@@ -1,6 +1,6 @@
 """The dense part: how its forward runs, its optimizer's settings, and an optimizer whose state is plain named arrays.
 
-With bf16 only the products run in bfloat16 (autocast): weights, the loss, rows and every optimizer keep their own dtype.
+With bf16 only the products run in bfloat16 (autocast): weights, loss, rows and every optimizer keep their own dtype.
 
 The learning rate is set from the schedule before every step, so it depends on the step count alone and a
 resumed run needs no scheduler state. State is kept under parameter names, not positions: a checkpoint can be

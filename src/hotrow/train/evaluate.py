@@ -46,13 +46,9 @@ class Ranker:
         torch.manual_seed(run.train.seed)
         inputs = ModelInputs(features, {f.name: dims[f.table] for f in features}, len(schema.dense))
         self.model = build(run.model, inputs).to(self.device)
-        self.dense = DenseForward(
-            self.model, self.device, precision=run.train.precision, compiled=run.train.compile
-        )
+        self.dense = DenseForward(self.model, self.device, precision=run.train.precision, compiled=run.train.compile)
 
-    def reader(
-        self, split: str, *, shuffle: bool, only: Marks | None = None, batch_size: int | None = None
-    ) -> Reader:
+    def reader(self, split: str, *, shuffle: bool, only: Marks | None = None, batch_size: int | None = None) -> Reader:
         """Batches of a split, or of its marked samples."""
         data = self.run.data
         size = batch_size or data.batch_size

@@ -1,7 +1,7 @@
 """`Feed`: the batches of a run, in order, each with its rows; and what happens to rows between two steps.
 
 The base gives the training split as the reader orders it, with every row where it is. Those that move rows override
-what differs: `planned.Planned` puts hot rows on the device and may change the plan on the way, `hot_cold.HotCold` also has
+what differs: `planned.Planned` puts hot rows on the device and may change the plan on the way, `hot_cold.HotCold` has
 an order of its own. What a feed decides depends on seeds, the data and its state alone, and the state is in every
 checkpoint: a resumed run takes the same decisions.
 """
@@ -26,7 +26,7 @@ Line = tuple[str, dict[str, Any]]
 
 
 class Feed:
-    """Iterates over fetched batches; `update` applies a batch's gradients, `between_steps` is called after each step."""
+    """Iterates over fetched batches; `update` applies a batch's gradients, `between_steps` comes after each step."""
 
     def __init__(self, ranker: Ranker) -> None:
         self.ranker, self.run = ranker, ranker.run

@@ -1,9 +1,9 @@
 """`HotCold`: batches that are wholly hot or wholly cold, as FAE has them (Adnan et al., 2021).
 
 A sample is hot if every key it looks up, in every feature and every list, has its row on the device by the plan. One
-pass over the data set marks the hot ones, a bit a sample. Hot batches run with the hot rows on the device, cold ones with
-every row on the host; at a switch all hot rows move, with optimizer state and clock, in one copy. An epoch still trains on
-every sample once, in random order within its kind: the price is that each row group is decoded twice, once for each kind.
+pass over the data set marks the hot ones, a bit a sample. Hot batches run with the hot rows on the device, cold ones
+with every row on the host; at a switch all hot rows move, with optimizer state and clock, in one copy. An epoch still
+trains on every sample once, in random order within its kind: the price is that each row group is decoded twice.
 
 The scheduler alternates: a share `rate` of an epoch's cold batches, then the same share of its hot ones. Few long turns
 cost few copies, but training on one kind for long forgets the other; so the loss on the test split is looked at before
@@ -48,7 +48,7 @@ Kind = Literal["cold", "hot"]
 
 @dataclass
 class Schedule:
-    """Whose turn it is. `batches` an epoch has of each kind, `done` of the present epoch, `left` of the present turn."""
+    """Whose turn it is: `batches` an epoch has of each kind, `done` of this epoch, `left` of this turn."""
 
     batches: dict[Kind, int]
     kind: Kind = "cold"

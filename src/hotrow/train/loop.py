@@ -40,7 +40,6 @@ from hotrow.train.planned import Planned
 from hotrow.train.progress import Progress
 from hotrow.train.signals import Signals
 
-
 _SHOWN_EVERY = 1.0
 """Seconds between two looks at the loss of a GPU, for whoever is watching."""
 

@@ -6,7 +6,7 @@ fetch runs in the consumer when it asks for the next batch: exact, and nothing t
 update and the next batch, which is where checkpoints are cut. Above 0 a second thread fetches, at most
 `staleness` batches past the last update.
 
-What the model takes besides rows is pinned in the background where it goes to a GPU, so that sending it waits for nobody.
+What the model takes besides rows is pinned in the background where it goes to a GPU: sending it waits for nobody.
 """
 
 from __future__ import annotations

@@ -143,8 +143,9 @@ class Planned(Feed):
     def _judged(self) -> dict[str, Any]:
         """What the plan in force predicted, and whether whole epochs under it bore that out."""
         predicted = self.plan.facts.get("share")
-        judged = predicted is not None and self.plan.facts.get("counted") != "live" and self._whole is not None
-        within = is_within(self._whole.value, predicted) if judged and self._whole is not None else None
+        within = None
+        if predicted is not None and self.plan.facts.get("counted") != "live" and self._whole is not None:
+            within = is_within(self._whole.value, predicted)
         return {"predicted": predicted, "within": within}
 
     @property
@@ -227,8 +228,9 @@ class Planned(Feed):
         made_for, data = plan.facts.get("fingerprint"), self.run.data
         if made_for is not None and made_for != fingerprint(self.ranker.data.parts(data.train)):
             raise SettingsError(
-                f'plan.path: {path} was made from another data set, {plan.facts.get("data")}, than the split '
-                f'"{data.train}" of {data.path}. Plan again: hotrow plan {data.path} --memory SIZE --out {path} --overwrite'
+                f"plan.path: {path} was made from another data set, {plan.facts.get('data')}, than the split "
+                f'"{data.train}" of {data.path}. '
+                f"Plan again: hotrow plan {data.path} --memory SIZE --out {path} --overwrite"
             )
 
     def _refuse_other_tiers(self, plan: Plan) -> None:

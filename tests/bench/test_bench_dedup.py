@@ -51,7 +51,7 @@ def test_every_figure_is_there_or_missing_with_a_reason(small, monkeypatch):
     monkeypatch.delenv(real_logs.FOLDER, raising=False)
     report = dedup.run(quick=True)
     assert [r["id"] for r in report["results"]] == FIGURES
-    assert [m["id"] for m in report["missing"]] == REAL
+    assert [m["id"] for m in report["missing"]] == [*REAL, "dedup.train_one_core"]
     found = {r["id"]: r for r in report["results"]}
     assert found["dedup.storage"]["value"] > 1.5
     assert found["dedup.factor_error"]["value"] < 0.05
@@ -63,12 +63,13 @@ def test_every_figure_is_there_or_missing_with_a_reason(small, monkeypatch):
 def test_real_logs_are_reported_and_must_reach_nothing(small, monkeypatch, tmp_path):
     write_clicks(tmp_path)
     monkeypatch.setenv(real_logs.FOLDER, str(tmp_path))
-    monkeypatch.setattr(dedup, "QUICK", dedup.QUICK._replace(real_samples=240))
+    monkeypatch.setattr(dedup, "QUICK", dedup.QUICK._replace(real_samples=240, one_core=(1, 1)))
     report = dedup.run(quick=True)
     real = [r for r in report["results"] if r["id"] in REAL]
     assert [r["id"] for r in real] == REAL
     assert all(r["must"] is None and r["met"] is None for r in real)
     assert report["missing"] == []
+    assert "dedup.train_one_core" in [r["id"] for r in report["results"]]
 
 
 def test_both_sides_hold_the_same_samples_and_only_ours_repeats_nothing(log, tmp_path):
