@@ -2,7 +2,7 @@
 
 An access is one sample's use of one key: what profiles count and plans predict. A deduplicated batch looks a row up
 once for many samples, so its lookups are weighted by the samples that share them. A thread of its own does it, a few
-batches behind at most; where nothing is shared and no key is counted the tier's own counts are taken, which cost nothing.
+batches behind at most; where nothing is shared and no key is counted, the tier's own counts are taken, at no cost.
 
 Live counts forget: each new plan halves them, so the batches of i plans ago weigh 2^-i. They keep four keys for each
 row that the budget could hold, and at least 65,536; beyond, the rare ones are dropped with a known error (`KeyCounts`).
