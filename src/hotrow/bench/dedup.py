@@ -7,8 +7,8 @@ order of the log with every value of every sample, in the same file format, code
 - storage: bytes of the Parquet files. The baseline counts with the better one of two sizes of its row groups.
 - read: epochs through `Reader`, shuffled, with the same preprocessing of every column on both sides.
 - train: steps of a sequence transformer. Both sides keep freed memory for the next step (`keep_memory`): else the
-  baseline, whose tensors are larger, waits for new pages, and the figure would be about twice as high. Ours has smaller
-  operations, so on all cores it loses more to other processes than the baseline does; one core tells them apart.
+  baseline, whose tensors are larger, spends seconds of every step on new pages. Ours has smaller operations, so on all
+  cores it loses more to other processes than the baseline does; the same on one core is reported beside it.
 - batch: the largest whose step stays within a fixed memory, each size in a process of its own.
 - factor_error: of what the profile expects to what an epoch's batches reach; the worst of all groups and features.
 
