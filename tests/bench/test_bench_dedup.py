@@ -55,7 +55,7 @@ def test_every_figure_is_there_or_missing_with_a_reason(small, monkeypatch):
     found = {r["id"]: r for r in report["results"]}
     assert found["dedup.storage"]["value"] > 1.5
     assert found["dedup.factor_error"]["value"] < 0.05
-    assert found["dedup.batch"]["value"] == pytest.approx(4, rel=0.2)
+    assert found["dedup.batch"]["value"] == pytest.approx(4, rel=0.5)
     assert all(r["must"] is not None and r["aim"] is not None for r in report["results"])
     assert "dedup.train" in page([json.loads(json.dumps(report))])
 
