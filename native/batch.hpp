@@ -2,8 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
+#include "admission.hpp"
 #include "store.hpp"
 
 namespace hotrow {
@@ -27,6 +29,8 @@ inline void sort_by_part(Request& r) {
     auto at = r.bounds;
     for (size_t i = 0; i < r.n; ++i) r.order[at[Store::part_of(hash_key(r.keys[i]))]++] = static_cast<uint32_t>(i);
 }
+
+constexpr size_t kKeysAThread = 1024;  // fewer are done sooner than a thread is woken
 
 // The requests' keys in pieces. Tables are pieces enough if there are many; a few large ones are cut by part.
 inline std::vector<Piece> cut(const std::vector<Request*>& requests) {
@@ -54,16 +58,18 @@ inline std::vector<Piece> cut(std::vector<Request>& requests) {
     return cut(all);
 }
 
-// Runs body(piece) on all cores, each with its parts locked.
+// Runs body(piece) on as many cores as the keys are worth, each piece with its parts locked.
 template <class Body>
 void for_pieces(const std::vector<Piece>& pieces, Body body) {
+    size_t keys = 0;
+    for (const Piece& piece : pieces) keys += piece.end() - piece.begin();
     parallel_for(pieces.size(), [&](size_t i) {
         const Piece& piece = pieces[i];
         const Store& store = *piece.request->store;
         for (size_t p = piece.first; p < piece.last; ++p) __builtin_prefetch(&store.part(p));
         const PartLocks locks(store, piece.first, piece.last);
         body(piece);
-    });
+    }, 1 + keys / kKeysAThread);
 }
 
 // Calls body(i, part, hash, slot) for every key of the piece, slot being kNoSlot where there is no row. With `guess`,
@@ -94,7 +100,7 @@ void for_keys(const Piece& piece, bool guess, Body body) {
         if (at >= kAhead && at < n + kAhead) {
             Stage& s = ring[(at - kAhead) % kRing];
             s.slot = guess ? r.slots[s.i] : s.part->candidate(s.hash);
-            if (s.slot < kFirstSpecialSlot) s.part->prefetch_record(s.slot);
+            if (s.slot != kNoSlot) s.part->prefetch_record(s.slot);
         }
         if (at >= 2 * kAhead) {
             const Stage& s = ring[(at - 2 * kAhead) % kRing];
@@ -111,6 +117,33 @@ void for_rows(const Piece& piece, bool guess, Body body) {
     });
 }
 
+// As for_changes in a durable table: each change is made whole or not at all, and those that the request's push made
+// before its process died are passed over. Not inlined, for the sake of the other way.
+template <class Body>
+[[gnu::noinline]] void for_durable_changes(const Piece& piece, Durable& durable, Body body) {
+    const Request& r = *piece.request;
+    Trail trail(durable, r.push, piece.first, piece.last);
+    for_rows(piece, r.slots != nullptr, [&](size_t i, Part& part, uint64_t hash, uint32_t slot, auto dim) {
+        const size_t p = Store::part_of(hash);
+        if (trail.passes(p) || slot == kNoSlot) return;
+        trail.save(p, slot, part.record(slot));
+        part.touch(slot);  // may need memory
+        trail.arm(p);
+        body(i, part, slot, dim);
+        trail.commit(p);
+    });
+}
+
+// Calls body(i, part, slot, dim) for every key of the piece that has a row, which the body changes.
+template <class Body>
+void for_changes(const Piece& piece, Body body) {
+    const Request& r = *piece.request;
+    if (r.store->durable() != nullptr) return for_durable_changes(piece, *r.store->durable(), body);
+    for_rows(piece, r.slots != nullptr, [&](size_t i, Part& part, uint64_t, uint32_t slot, auto dim) {
+        if (slot != kNoSlot) body(i, part, slot, dim);
+    });
+}
+
 inline void use(Part& part, uint32_t slot, uint32_t now) {
     part.touch(slot);
     Header& h = part.header(slot);
@@ -120,30 +153,40 @@ inline void use(Part& part, uint32_t slot, uint32_t now) {
 
 // Gives those of a request's keys that are admitted a row, and the others what theirs would start from.
 inline void admit_and_insert(Request& request, uint32_t now) {
-    std::lock_guard lock(request.store->admission_mutex);
-    request.store->admit(request, now);
-    for_pieces(cut({&request}), [&](const Piece& piece) {
+    Store& store = *request.store;
+    std::lock_guard lock(store.admission_mutex);
+    const std::vector<size_t> admitted = admit(request, now);
+    std::vector<int64_t> keys(admitted.size()), positions(admitted.size());
+    for (size_t k = 0; k < admitted.size(); ++k) {
+        keys[k] = request.keys[admitted[k]];
+        positions[k] = static_cast<int64_t>(request.position(admitted[k]));
+    }
+    std::vector<Request> wanted(1);
+    wanted[0].store = &store;
+    wanted[0].keys = keys.data();
+    wanted[0].positions = positions.data();
+    wanted[0].n = keys.size();
+    wanted[0].rows = request.rows;
+    for_pieces(cut(wanted), [&](const Piece& piece) {
         const Request& r = *piece.request;
-        const Store& store = *r.store;
-        const size_t dim = store.shape().dim;
-        for (size_t at = piece.begin(); at < piece.end(); ++at) {
-            const size_t i = piece.key(at);
-            if (r.slots[i] == kNoSlot) store.initial_values(r.keys[i], r.row(i, dim));
-            if (r.slots[i] != kInsert) continue;
-            const uint64_t hash = hash_key(r.keys[i]);
-            Part& part = store.part(Store::part_of(hash));
-            uint32_t slot = part.find(r.keys[i], hash);  // there, if expired and not yet swept, or from another thread
-            if (slot != kNoSlot && store.expired(part.header(slot), now)) {
+        for_rows(piece, false, [&](size_t k, Part& part, uint64_t hash, uint32_t slot, auto dim) {
+            if (slot != kNoSlot && store.expired(part.header(slot), now)) {  // not yet swept
                 part.erase(slot);
                 slot = kNoSlot;
             }
-            if (slot == kNoSlot)
-                slot = store.insert(part, r.keys[i], hash, r.row(i, dim));
-            else
-                store.read_values(part, slot, r.row(i, dim), dim);
-            use(part, slot, now);
-            r.slots[i] = slot;
-        }
+            if (slot == kNoSlot) {
+                slot = store.insert(part, r.keys[k], hash, r.row(k, dim), now);
+            } else {  // from another thread
+                store.read_values(part, slot, r.row(k, dim), dim);
+                use(part, slot, now);
+            }
+            request.slots[admitted[k]] = slot;
+        });
+    });
+    parallel_for(2, [&](size_t half) {
+        const size_t dim = store.shape().dim, middle = request.n / 2;
+        for (size_t i = half == 0 ? 0 : middle; i < (half == 0 ? middle : request.n); ++i)
+            if (request.slots[i] == kNoSlot) store.initial_values(request.keys[i], request.row(i, dim));
     });
 }
 
@@ -159,8 +202,7 @@ inline void fetch(std::vector<Request>& requests, uint32_t now) {
                 store.read_values(part, slot, r.row(i, dim), dim);
                 use(part, slot, now);
             } else if (at_once) {
-                slot = store.insert(part, r.keys[i], hash, r.row(i, dim));
-                use(part, slot, now);
+                slot = store.insert(part, r.keys[i], hash, r.row(i, dim), now);
             }
             r.slots[i] = slot;
         });
@@ -187,13 +229,12 @@ inline void read(std::vector<Request>& requests, uint32_t now) {
 
 // Applies one gradient to the row of each key; a key without a row loses its gradient. `slots` may be null.
 inline void update(std::vector<Request>& requests) {
-    for (Request& r : requests) r.step = Step(r.store->settings().optimizer, r.lr, ++r.store->steps);
+    for (Request& r : requests) r.step = Step(r.store->settings().optimizer, r.lr, r.store->next_step(r.push, r.n));
     for_pieces(cut(requests), [&](const Piece& piece) {
         const Request& r = *piece.request;
         const Store& store = *r.store;
         std::vector<float> scratch(3 * store.shape().dim);
-        for_rows(piece, r.slots != nullptr, [&](size_t i, Part& part, uint64_t, uint32_t slot, auto dim) {
-            if (slot == kNoSlot) return;
+        for_changes(piece, [&](size_t i, Part& part, uint32_t slot, auto dim) {
             store.update(part, slot, r.step, r.gradient(i, dim, scratch.data() + 2 * dim), scratch.data(), dim);
         });
     });
@@ -237,18 +278,27 @@ inline void import_rows(Request request, const Imported& in) {
     std::vector<Request> one;
     one.push_back(std::move(request));
     const size_t bytes = store.shape().value_bytes(), floats = store.shape().state_dim;
+    const auto write = [&](size_t i, Part& part, uint32_t slot) {
+        std::memcpy(part.values(slot), in.values + i * bytes, bytes);
+        std::copy_n(in.state + i * floats, floats, part.state(slot));
+        Header& h = part.header(slot);
+        h.clock = in.clocks[i];
+        h.uses = std::min(in.uses[i], kMostUses);
+        h.last = in.last[i];
+    };
     for_pieces(cut(one), [&](const Piece& piece) {
+        std::optional<Trail> trail;
+        if (store.durable() != nullptr) trail.emplace(*store.durable(), Push{}, piece.first, piece.last);
         for_keys(piece, false, [&](size_t i, Part& part, uint64_t hash, uint32_t slot) {
-            if (slot == kNoSlot)
-                slot = part.insert(piece.request->keys[i], hash);
-            else
-                part.touch(slot);
-            std::memcpy(part.values(slot), in.values + i * bytes, bytes);
-            std::copy_n(in.state + i * floats, floats, part.state(slot));
-            Header& h = part.header(slot);
-            h.clock = in.clocks[i];
-            h.uses = std::min(in.uses[i], kMostUses);
-            h.last = in.last[i];
+            if (slot == kNoSlot) {
+                part.insert(piece.request->keys[i], hash, [&](uint32_t made) { write(i, part, made); });
+                return;
+            }
+            if (trail) trail->save(Store::part_of(hash), slot, part.record(slot));
+            part.touch(slot);
+            if (trail) trail->arm(Store::part_of(hash));
+            write(i, part, slot);
+            if (trail) trail->commit(Store::part_of(hash));
         });
     });
 }

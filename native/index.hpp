@@ -88,6 +88,22 @@ public:
         }
     }
 
+    // Calls visit(slot) for every key whose hash is less than `length` past `from`, round the end, and for some others.
+    // At most half of all hashes.
+    template <class Visit>
+    void for_range(uint64_t from, uint64_t length, Visit visit) const {
+        if (count_ == 0 || length == 0) return;
+        const size_t last = home(from + (length - 1));
+        bool past = false;  // the last home bucket; keys it had no room for may follow
+        size_t b = home(from);
+        for (size_t left = count_; left > 0; --left, b = next(b)) {
+            const Bucket& bucket = at(b);
+            for (uint32_t used = ~bucket.matches(0) & 0xFFF; used != 0; used &= used - 1) visit(bucket.slot[__builtin_ctz(used)]);
+            past |= b == last;
+            if (past && bucket.overflow == 0) return;
+        }
+    }
+
 private:
     static constexpr size_t kWidth = 12;
 

@@ -18,8 +18,8 @@ public:
         if (n >= kNoSlot) throw std::length_error("a key map holds less than 2^32 keys");
         index_.reset(Index::buckets_for(n));
         for (size_t i = 0; i < n; ++i) {
-            if (i + kAhead < n) index_.prefetch(hash_key(keys_[i + kAhead]));
-            const uint64_t hash = hash_key(keys_[i]);
+            if (i + kAhead < n) index_.prefetch(hash_of(keys_[i + kAhead]));
+            const uint64_t hash = hash_of(keys_[i]);
             if (find(keys_[i], hash) != kNoSlot) throw std::invalid_argument("a key stands twice among those to be mapped");
             index_.insert(hash, static_cast<uint32_t>(i));
         }
@@ -33,15 +33,26 @@ public:
         constexpr size_t kBlock = 4096;
         parallel_for((n + kBlock - 1) / kBlock, [&](size_t b) {
             const size_t end = std::min(n, (b + 1) * kBlock);
-            for (size_t i = b * kBlock; i < end; ++i) {
-                if (i + kAhead < end) index_.prefetch(hash_key(keys[i + kAhead]));
-                numbers[i] = static_cast<int32_t>(find(keys[i], hash_key(keys[i])));  // kNoSlot is -1
+            // Two stages ahead of the search: the bucket is asked for, then the key it is likely to lead to.
+            for (size_t i = b * kBlock; i < end + 2 * kAhead; ++i) {
+                if (i < end) index_.prefetch(hash_of(keys[i]));
+                if (i >= b * kBlock + kAhead && i < end + kAhead) {
+                    const uint32_t likely = index_.candidate(hash_of(keys[i - kAhead]));
+                    if (likely != kNoSlot) __builtin_prefetch(&keys_[likely]);
+                }
+                if (i < b * kBlock + 2 * kAhead) continue;
+                const int64_t key = keys[i - 2 * kAhead];
+                numbers[i - 2 * kAhead] = static_cast<int32_t>(find(key, hash_of(key)));  // kNoSlot is -1
             }
         });
     }
 
 private:
     static constexpr size_t kAhead = 16;
+
+    // Not the row store's hash: who chooses keys in the order of that one, as a plan does among keys that are used equally
+    // often, would fill one end of the index and make every search there long.
+    static uint64_t hash_of(int64_t key) { return mix(hash_key(key)); }
 
     uint32_t find(int64_t key, uint64_t hash) const {
         return index_.find(hash, [&](uint32_t slot) { return keys_[slot] == key; });
@@ -92,10 +103,10 @@ inline Placed place(const Grouping& grouping, const std::vector<const KeyMap*>& 
         next.push_back(behind[homes[t].segment]);
         behind[homes[t].segment] += static_cast<int32_t>(out.others[t].size());
     }
-    parallel_for(maps.size(), [&](size_t t) {
+    for (size_t t = 0; t < maps.size(); ++t) {
         int32_t other = next[t];
         for (int32_t& number : numbers[t]) number = number >= 0 ? homes[t].first + number : other++;
-    });
+    }
     out.slots.resize(grouping.lookups());
     grouping.spread_numbers(numbers, out.slots.data());
     for (const auto& slots : held) out.held.insert(out.held.end(), slots.begin(), slots.end());

@@ -1,4 +1,4 @@
-// The Python face of key maps and key counts.
+// The Python face of key maps, key counts and keys in flight.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -8,6 +8,7 @@
 
 #include "arrays.hpp"
 #include "counts.hpp"
+#include "inflight.hpp"
 #include "keymap.hpp"
 
 namespace hotrow {
@@ -95,6 +96,33 @@ inline void bind_counts(nb::module_& m) {
         .def_prop_ro("bytes", &Counts::bytes)
         .def_prop_ro("total", &Counts::total)
         .def_prop_ro("error", &Counts::error);
+}
+
+inline void bind_inflight(nb::module_& m) {
+    nb::class_<InFlight>(m, "InFlight")
+        .def(nb::init<>())
+        .def("__len__", &InFlight::size)
+        .def("enter",
+             [](InFlight& self, const In<int64_t>& keys, uint64_t batch, const Out<int64_t>& found) {
+                 if (found.size() < InFlight::kMost) throw std::invalid_argument("there is no room for the counts");
+                 nb::gil_scoped_release release;
+                 self.enter(keys.data(), keys.size(), batch, found.data());
+             })
+        .def("leave",
+             [](InFlight& self, const In<int64_t>& keys, uint64_t batch) {
+                 nb::gil_scoped_release release;
+                 self.leave(keys.data(), keys.size(), batch);
+             })
+        .def("shared",
+             [](const InFlight& self, const In<int64_t>& keys, uint64_t first, uint64_t last, bool without) {
+                 std::vector<int64_t> out;
+                 {
+                     nb::gil_scoped_release release;
+                     out = self.shared(keys.data(), keys.size(), first, last, without);
+                 }
+                 return give(std::move(out));
+             },
+             nb::arg("keys"), nb::arg("first"), nb::arg("last"), nb::arg("without") = false);
 }
 
 }  // namespace hotrow

@@ -9,12 +9,16 @@
 
 #include "arrays.hpp"
 #include "batch.hpp"
+#include "cache_face.hpp"
+#include "durable_face.hpp"
 #include "grouping.hpp"
 #include "keys_face.hpp"
+#include "owners_face.hpp"
 #include "pooling.hpp"
 #include "store.hpp"
 #include "threads.hpp"
 #include "windows_face.hpp"
+#include "wire_face.hpp"
 
 using namespace hotrow;
 
@@ -127,11 +131,13 @@ void read_rows(const std::vector<Store*>& stores, const Keys& keys, const Positi
 }
 
 void update_rows(const std::vector<Store*>& stores, const Keys& keys, const Positions& positions, const In<float>& grads,
-                 const std::vector<size_t>& starts, const std::vector<float>& rates, Slots* slots, Places* places) {
+                 const std::vector<size_t>& starts, const std::vector<float>& rates, Slots* slots, Places* places,
+                 const Push* push) {
     auto requests = requests_for(stores, keys, positions, grads, starts, places == nullptr);
     if (rates.size() != stores.size()) throw std::invalid_argument("each store needs a learning rate");
     for (size_t t = 0; t < stores.size(); ++t) {
         requests[t].lr = rates[t];
+        if (push != nullptr) requests[t].push = *push;
         if (slots == nullptr) continue;
         if (slots->of_table.size() != stores.size() || slots->of_table[t].size() != requests[t].n)
             throw std::invalid_argument("the slots are of another fetch");
@@ -153,7 +159,8 @@ Request request_of(Store& store, const In<int64_t>& keys) {
 Store* make_store(size_t dim, bool bf16, int optimizer, float weight_decay, float clip_value, float clip_norm, float bound,
                   float momentum, float dampening, bool nesterov, double beta1, double beta2, float eps, float initial,
                   int init, float init_scale, uint64_t salt, uint32_t admit_count, double admit_probability,
-                  size_t sketch_bytes, size_t capacity, bool lfu, uint32_t ttl) {
+                  size_t sketch_bytes, size_t capacity, bool lfu, uint32_t ttl, const std::string& folder,
+                  const std::string& folder_settings, bool fresh) {
     StoreSettings s;
     s.optimizer = Optimizer{static_cast<OptimizerKind>(optimizer), weight_decay, clip_value, clip_norm, bound, momentum,
                             dampening, nesterov, beta1, beta2, eps, initial};
@@ -165,7 +172,8 @@ Store* make_store(size_t dim, bool bf16, int optimizer, float weight_decay, floa
     s.capacity = capacity;
     s.lfu = lfu;
     s.ttl = ttl;
-    return new Store(s);
+    nb::gil_scoped_release release;
+    return new Store(s, Folder{folder, folder_settings, fresh});
 }
 
 nb::object columns(Columns&& c, bool bf16) {
@@ -247,14 +255,17 @@ void bind_store(nb::module_& m) {
              nb::arg("weight_decay"), nb::arg("clip_value"), nb::arg("clip_norm"), nb::arg("bound"), nb::arg("momentum"),
              nb::arg("dampening"), nb::arg("nesterov"), nb::arg("beta1"), nb::arg("beta2"), nb::arg("eps"),
              nb::arg("initial"), nb::arg("init"), nb::arg("init_scale"), nb::arg("salt"), nb::arg("admit_count"),
-             nb::arg("admit_probability"), nb::arg("sketch_bytes"), nb::arg("capacity"), nb::arg("lfu"), nb::arg("ttl"))
+             nb::arg("admit_probability"), nb::arg("sketch_bytes"), nb::arg("capacity"), nb::arg("lfu"), nb::arg("ttl"),
+             nb::arg("folder") = "", nb::arg("folder_settings") = "", nb::arg("fresh") = false)
         .def_prop_ro("dim", [](const Store& s) { return s.shape().dim; })
         .def_prop_ro("state_dim", [](const Store& s) { return s.shape().state_dim; })
         .def_prop_ro("bf16", [](const Store& s) { return s.shape().bf16; })
         .def("rows", &Store::rows, nb::call_guard<nb::gil_scoped_release>())
         .def("bytes", &Store::bytes, nb::call_guard<nb::gil_scoped_release>())
         .def_prop_rw(
-            "steps", [](const Store& s) { return s.steps.load(); }, [](Store& s, uint64_t n) { s.steps = n; })
+            "steps", [](const Store& s) { return s.steps(); }, [](Store& s, uint64_t n) { s.set_steps(n); })
+        .def_prop_ro("life", &Store::life)
+        .def_prop_ro("undone", &Store::undone)
         .def("erase",
              [](Store& store, const In<int64_t>& keys) {
                  Request r = request_of(store, keys);
@@ -309,7 +320,8 @@ void bind_store(nb::module_& m) {
     m.def("read", &read_rows, nb::arg("stores"), nb::arg("keys"), nb::arg("positions"), nb::arg("rows").noconvert(),
           nb::arg("starts"), nb::arg("step"));
     m.def("update", &update_rows, nb::arg("stores"), nb::arg("keys"), nb::arg("positions"), nb::arg("grads"),
-          nb::arg("starts"), nb::arg("rates"), nb::arg("slots").none(), nb::arg("places").none() = nb::none());
+          nb::arg("starts"), nb::arg("rates"), nb::arg("slots").none(), nb::arg("places").none() = nb::none(),
+          nb::arg("push").none() = nb::none());
 }
 
 void bind_grouping(nb::module_& m) {
@@ -419,9 +431,14 @@ NB_MODULE(_native, m) {
     m.def("set_threads", [](size_t n) { Pool::get().set_threads(n); });
     m.def("threads", [] { return Pool::get().threads(); });
     nb::set_leak_warnings(false);  // torch keeps references past the end of the interpreter
+    bind_durable(m);
     bind_store(m);
     bind_grouping(m);
     bind_keymap(m);
+    bind_owners(m);
     bind_counts(m);
+    bind_inflight(m);
     bind_windows(m);
+    bind_wire(m);
+    bind_cache(m);
 }

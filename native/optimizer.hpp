@@ -54,12 +54,12 @@ struct Step {
 };
 
 // Sixteen fixed lanes: vectorised, and the same sum on every machine.
-inline float sum_of_squares(const float* g, size_t n) {
+[[gnu::always_inline]] inline float sum_of_squares(const float* g, size_t n) {
     float lane[16] = {}, eight[8], four[4];
     size_t j = 0;
     for (; j + 16 <= n; j += 16)
         for (size_t k = 0; k < 16; ++k) lane[k] += g[j + k] * g[j + k];
-    for (size_t k = 0; j < n; ++j, ++k) lane[k] += g[j] * g[j];
+    for (size_t k = 0; k < 16 && j + k < n; ++k) lane[k] += g[j + k] * g[j + k];
     for (size_t k = 0; k < 8; ++k) eight[k] = lane[k] + lane[k + 8];
     for (size_t k = 0; k < 4; ++k) four[k] = eight[k] + eight[k + 4];
     return (four[0] + four[2]) + (four[1] + four[3]);
@@ -83,7 +83,8 @@ inline const float* prepare_gradient(const Optimizer& o, const float* row, const
 }
 
 // row[n] and state are changed in place; scratch has room for n floats; first: the row was never updated before.
-inline void update_row(const Optimizer& o, const Step& s, float* __restrict row, float* __restrict state,
+// Always inlined, so that a constant n unrolls its loops.
+[[gnu::always_inline]] inline void update_row(const Optimizer& o, const Step& s, float* __restrict row, float* __restrict state,
                        const float* __restrict grad, float* scratch, size_t n, bool first) {
     const float* __restrict g = o.changes_gradient() ? prepare_gradient(o, row, grad, scratch, n) : grad;
     switch (o.kind) {

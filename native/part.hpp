@@ -7,9 +7,11 @@
 //     key 8 | clock 4 | last used 4 | uses and flags 4 | optimizer state | values
 //
 // A slot is a record's number in the table; it stays the row's until the row is erased, and belongs to one part for
-// good. A snapshot is a cut in time: from
-// `begin_snapshot` on, whoever changes a record that the snapshot has not visited first saves it aside. Each record
-// has a bit for "visited", whose meaning flips with every snapshot, so that beginning one costs nothing.
+// good. A record becomes live when all else of it is written, so that one found in a file is whole.
+//
+// A snapshot is a cut in time: from `begin_snapshot` on, whoever changes a record that the snapshot has not visited
+// first saves it aside. Each record has a bit for "visited", whose meaning flips with every snapshot, so that beginning
+// one costs nothing.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +19,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "durable.hpp"
 #include "index.hpp"
 #include "optimizer.hpp"
 #include "records.hpp"
@@ -63,14 +66,34 @@ class alignas(64) Part {
 
 public:
 
-    void open(const Shape& shape, Records& records) {
+    void open(const Shape& shape, Records& records, size_t number) {
         shape_ = shape;
         records_ = &records;
+        number_ = number;
+    }
+
+    // Finds the rows again in the chunks an earlier process left; is_here(hash) says whether a key is of this part.
+    // Every row counts as changed, and what was erased is not known: the next snapshot is a full one.
+    template <class IsHere>
+    void recover(std::vector<uint32_t>&& chunks, IsHere is_here) {
+        chunks_ = std::move(chunks);
+        used_ = chunks_.size() * Records::kChunk;
+        for (size_t i = used_; i-- > 0;) {
+            Header& h = header(slot_at(i));
+            if (!h.live)
+                free_.push_back(slot_at(i));
+            else if (!is_here(hash_key(h.key)))
+                records_->refuse(slot_at(i));
+            if (!h.dirty) h.dirty = 1;
+            if (h.visited != visited_) h.visited = visited_;
+        }
+        if (rows() > 0) rebuild(rows());
     }
 
     size_t rows() const { return used_ - free_.size(); }
     size_t bytes() const { return used_ * records_->stride() + index_.bytes() + (free_.capacity() + chunks_.capacity()) * 4 + erased_.capacity() * 8; }
 
+    std::byte* record(uint32_t slot) const { return records_->at(slot); }
     Header& header(uint32_t slot) const { return *reinterpret_cast<Header*>(record(slot)); }
     float* state(uint32_t slot) const { return reinterpret_cast<float*>(record(slot) + sizeof(Header)); }
     std::byte* values(uint32_t slot) const { return record(slot) + sizeof(Header) + shape_.state_bytes(); }
@@ -100,19 +123,23 @@ public:
         return guess < records_->size() && holds(guess, key) ? guess : find(key, hash);
     }
 
-    // A new record for a key that has none; its values and state are the caller's to fill.
-    uint32_t insert(int64_t key, uint64_t hash) {
+    // A new record for a key that has none; fill(slot) writes its values and state, and what else is not zero.
+    template <class Fill>
+    uint32_t insert(int64_t key, uint64_t hash, Fill fill) {
         if (rows() + 1 > index_.capacity()) rebuild(rows() + 1);
         uint32_t slot;
         if (!free_.empty()) {
             slot = free_.back();
             free_.pop_back();
         } else {
-            if (used_ % Records::kChunk == 0) chunks_.push_back(records_->new_chunk());
+            if (used_ % Records::kChunk == 0) chunks_.push_back(records_->new_chunk(number_));
             slot = slot_at(used_++);
         }
         index_.insert(hash, slot);
-        header(slot) = Header{key, 0, 0, 0, 1, 1, visited_, 0};
+        header(slot) = Header{key, 0, 0, 0, 0, 1, visited_, 0};
+        fill(slot);
+        in_order();
+        header(slot).live = 1;
         return slot;
     }
 
@@ -135,6 +162,12 @@ public:
     void for_each(Visit visit) const {
         for (size_t i = 0; i < used_; ++i)
             if (header(slot_at(i)).live) visit(slot_at(i));
+    }
+
+    // As for_each, for rows whose key's hash is less than `length` past `from`, and some others.
+    template <class Visit>
+    void for_range(uint64_t from, uint64_t length, Visit visit) const {
+        index_.for_range(from, length, visit);
     }
 
     // ---- snapshots ----
@@ -213,7 +246,6 @@ private:
         erased_.push_back(key);
     }
 
-    std::byte* record(uint32_t slot) const { return records_->at(slot); }
     uint32_t slot_at(size_t i) const { return chunks_[i / Records::kChunk] + static_cast<uint32_t>(i % Records::kChunk); }
 
     void save_if_unvisited(uint32_t slot) {
@@ -239,6 +271,7 @@ private:
     std::vector<uint32_t> chunks_;  // first slots of its chunks, in the order they were taken
     size_t used_ = 0;               // slots taken, erased ones included
     std::vector<uint32_t> free_;
+    size_t number_ = 0;  // in the table
 
     uint32_t visited_ = 0;
     Cut cut_ = Cut::full;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "hash.hpp"
@@ -12,7 +13,10 @@ namespace hotrow {
 
 class Sketch {
 public:
-    explicit Sketch(size_t bytes = 0) : counters_(bytes / 2 * 2) {}
+    explicit Sketch(size_t bytes = 0) : own_(bytes / 2 * 2), counters_(own_) {}
+    explicit Sketch(std::span<uint8_t> counters) : counters_(counters) {}  // that somebody else keeps
+    Sketch(const Sketch&) = delete;
+    Sketch& operator=(const Sketch&) = delete;
 
     // Counts one more use of the key and says how often it was seen, this time included.
     uint8_t count(int64_t key) {
@@ -28,11 +32,11 @@ public:
         return more;
     }
 
-    std::vector<uint8_t>& counters() { return counters_; }
-    const std::vector<uint8_t>& counters() const { return counters_; }
+    std::span<uint8_t> counters() const { return counters_; }
 
 private:
-    std::vector<uint8_t> counters_;
+    std::vector<uint8_t> own_;
+    std::span<uint8_t> counters_;
 };
 
 }  // namespace hotrow

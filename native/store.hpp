@@ -15,6 +15,7 @@
 #include <mutex>
 #include <vector>
 
+#include "durable.hpp"
 #include "part.hpp"
 #include "pooling.hpp"
 #include "sketch.hpp"
@@ -34,10 +35,14 @@ struct StoreSettings {
     uint32_t ttl = 0;  // 0: rows live for ever
 };
 
-class Store;
+// Where a durable table keeps its rows. `fresh`: it begins empty, whatever was there.
+struct Folder {
+    std::string path;      // empty: the table is in plain memory
+    std::string settings;  // what is kept beside the rows about them
+    bool fresh = false;
+};
 
-constexpr uint32_t kInsert = kNoSlot - 1;  // in a fetch: this key is to get a row
-constexpr uint32_t kFirstSpecialSlot = kInsert;
+class Store;
 
 // One table's share of a batch call. rows[position] belongs to keys[i], position being positions[i], or i without them.
 struct Request {
@@ -48,6 +53,7 @@ struct Request {
     float* rows = nullptr;
     uint32_t* slots = nullptr;  // where each key's row was found; the calls use it as a guess and write it back
     float lr = 0;               // for updates
+    Push push = {};             // for updates
 
     // For updates: where gradients are summed from, instead of standing in `rows`.
     const Grouping* grouping = nullptr;
@@ -107,21 +113,53 @@ private:
 
 class Store {
 public:
-    static constexpr size_t kParts = 16;
+    static constexpr size_t kParts = Durable::kParts;
 
-    explicit Store(const StoreSettings& settings)
-        : settings_(settings), parts_(new Part[kParts]), sketch_(settings.sketch_bytes) {
-        records_.open(settings_.shape.stride());
-        for (size_t p = 0; p < kParts; ++p) parts_[p].open(settings_.shape, records_);
+    explicit Store(const StoreSettings& settings, const Folder& folder = {})
+        : settings_(settings),
+          durable_(folder.path.empty() ? nullptr
+                                       : new Durable(folder.path, folder.fresh, folder.settings, settings.shape.stride(),
+                                                     settings.sketch_bytes / 2 * 2)),
+          parts_(new Part[kParts]),
+          sketch_(durable_ == nullptr ? nullptr : new Sketch(durable_->sketch())) {
+        if (sketch_ == nullptr) sketch_ = std::make_unique<Sketch>(settings.sketch_bytes);
+        for (size_t p = 0; p < kParts; ++p) parts_[p].open(settings_.shape, records_, p);
+        if (durable_ == nullptr)
+            records_.open(settings_.shape.stride());
+        else
+            recover();
     }
 
     const StoreSettings& settings() const { return settings_; }
+    Durable* durable() const { return durable_.get(); }
+    uint64_t life() const { return durable_ == nullptr ? 0 : durable_->life(); }
+    size_t undone() const { return undone_; }  // rows that were being changed when an earlier process was killed
     const Shape& shape() const { return settings_.shape; }
 
     size_t rows() const { return sum([](const Part& p) { return p.rows(); }); }
-    size_t bytes() const { return sum([](const Part& p) { return p.bytes(); }) + sketch_.counters().size(); }
+    size_t bytes() const { return sum([](const Part& p) { return p.bytes(); }) + sketch_->counters().size(); }
 
-    std::atomic<uint64_t> steps{0};  // updates applied: what Adam corrects its bias by
+    // Updates applied: what Adam corrects its bias by.
+    uint64_t steps() const { return durable_ == nullptr ? steps_.load() : durable_->steps(); }
+    void set_steps(uint64_t steps) {
+        if (durable_ == nullptr)
+            steps_ = steps;
+        else
+            durable_->set_steps(steps);
+    }
+    void raise_steps(uint64_t least) {
+        if (durable_ != nullptr) return durable_->raise_steps(least);
+        for (uint64_t now = steps_; now < least && !steps_.compare_exchange_weak(now, least);) {
+        }
+    }
+    // To be called before each change of rows by gradients: counts it, and a durable table learns of the push.
+    uint64_t next_step(const Push& push, size_t keys) {
+        return durable_ == nullptr ? ++steps_ : durable_->next_step(push, keys, true);
+    }
+    // The same for changes that count as no step.
+    void begin_push(const Push& push, size_t keys) {
+        if (durable_ != nullptr) durable_->next_step(push, keys, false);
+    }
 
     static size_t part_of(uint64_t hash) { return (hash >> 8) % kParts; }
     Part& part(size_t p) const { return parts_[p]; }
@@ -152,19 +190,22 @@ public:
             copy_floats(out, reinterpret_cast<const float*>(part.values(slot)), dim);
     }
 
-    uint32_t insert(Part& part, int64_t key, uint64_t hash, float* values) const {
-        const uint32_t slot = part.insert(key, hash);
-        initial_values(key, values);
-        if (shape().bf16)
-            round_nearest(values, reinterpret_cast<uint16_t*>(part.values(slot)), shape().dim);
-        else
-            std::memcpy(part.values(slot), values, shape().dim * 4);
-        std::fill_n(part.state(slot), shape().state_dim, settings_.optimizer.initial_state());
-        return slot;
+    // A new row for a key that has none, used at step `now`; its values are given as well.
+    uint32_t insert(Part& part, int64_t key, uint64_t hash, float* values, uint32_t now) const {
+        return part.insert(key, hash, [&](uint32_t slot) {
+            initial_values(key, values);
+            if (shape().bf16)
+                round_nearest(values, reinterpret_cast<uint16_t*>(part.values(slot)), shape().dim);
+            else
+                std::memcpy(part.values(slot), values, shape().dim * 4);
+            std::fill_n(part.state(slot), shape().state_dim, settings_.optimizer.initial_state());
+            part.header(slot).last = now;
+            part.header(slot).uses = 1;
+        });
     }
 
     // scratch has room for 2 dim floats.
-    void update(Part& part, uint32_t slot, const Step& step, const float* grad, float* scratch, size_t dim) const {
+    [[gnu::always_inline]] void update(Part& part, uint32_t slot, const Step& step, const float* grad, float* scratch, size_t dim) const {
         part.touch(slot);
         Header& h = part.header(slot);
         const bool first = h.clock == 0;
@@ -181,49 +222,9 @@ public:
         round_stochastic(row, stored, dim, h.key, h.clock);
     }
 
-    // Decides which of the keys without a row get one (their slot becomes kInsert) and makes room for them.
-    // The caller holds admission_mutex until they are in, so that no other thread is promised the same room.
-    void admit(Request& r, uint32_t now) {
-        if (settings_.ttl != 0 && now >= swept_ + settings_.ttl / 4 + 1) forget_expired(now);
-        std::vector<size_t> wanted;
-        for (size_t i = 0; i < r.n; ++i)
-            if (r.slots[i] == kNoSlot && is_admitted(r.keys[i], now)) wanted.push_back(i);
-        if (settings_.capacity != 0) wanted.resize(std::min(wanted.size(), make_room(wanted.size(), now)));
-        for (size_t i : wanted) r.slots[i] = kInsert;
-    }
-
-    std::mutex admission_mutex;
-
-    // Erases the least valuable rows until at most `target` are left, but none that was used at step `now` or later.
-    void evict_to(size_t target, uint32_t now) {
-        const PartLocks locks(*this);
-        struct Row {
-            uint64_t worth;
-            int64_t key;
-            bool operator<(const Row& o) const { return worth != o.worth ? worth < o.worth : key < o.key; }
-        };
-        std::vector<Row> rows;
-        size_t count = 0;
-        for (size_t p = 0; p < kParts; ++p) {
-            count += parts_[p].rows();
-            parts_[p].for_each([&](uint32_t slot) {
-                const Header& h = parts_[p].header(slot);
-                const uint64_t worth = settings_.lfu ? uint64_t{h.uses} << 32 | h.last : h.last;
-                if (h.last < now) rows.push_back({worth, h.key});
-            });
-        }
-        const size_t victims = std::min(count > target ? count - target : 0, rows.size());
-        std::nth_element(rows.begin(), rows.begin() + static_cast<ptrdiff_t>(victims), rows.end());
-        for (size_t i = 0; i < victims; ++i) erase_locked(rows[i].key);
-    }
-
-    bool erase_locked(int64_t key) {
-        const uint64_t hash = hash_key(key);
-        Part& part = parts_[part_of(hash)];
-        const uint32_t slot = part.find(key, hash);
-        if (slot != kNoSlot) part.erase(slot);
-        return slot != kNoSlot;
-    }
+    Sketch& sketch() const { return *sketch_; }
+    std::mutex admission_mutex;  // held from the decision who gets a row until they are in (admission.hpp)
+    uint32_t swept = 0;          // step up to which expired rows were erased; guarded by it too
 
     // The rows of those of these keys that have one, in their order; with `erase` they are gone afterwards.
     Columns rows_of(const int64_t* keys, size_t n, bool erase) {
@@ -251,8 +252,8 @@ public:
         std::lock_guard admission(admission_mutex);
         const PartLocks locks(*this);
         if (snapshot_) throw std::logic_error("a snapshot of this table is already under way");
-        cut_steps = steps.load();
-        cut_sketch = sketch_.counters();
+        cut_steps = steps();
+        cut_sketch.assign(sketch_->counters().begin(), sketch_->counters().end());
         cut_erased.clear();
         snapshot_ = true;
         snapshot_part_ = 0;
@@ -298,8 +299,8 @@ public:
 
     void set_sketch(const uint8_t* counters, size_t n) {
         std::lock_guard lock(admission_mutex);
-        if (n != sketch_.counters().size()) throw std::invalid_argument("the sketch has another size");
-        sketch_.counters().assign(counters, counters + n);
+        if (n != sketch_->counters().size()) throw std::invalid_argument("the sketch has another size");
+        std::copy_n(counters, n, sketch_->counters().begin());
     }
 
     uint64_t cut_steps = 0;
@@ -307,6 +308,16 @@ public:
     std::vector<int64_t> cut_erased;
 
 private:
+    // What an earlier process left in the folder, made whole.
+    void recover() {
+        records_.open(shape().stride(), durable_->records_prefix(), durable_->segments());
+        auto chunks = records_.find_chunks(kParts);
+        undone_ = durable_->undo(records_.size(), [&](uint32_t slot) { return records_.at(slot); });
+        parallel_for(kParts, [&](size_t p) {
+            parts_[p].recover(std::move(chunks[p]), [p](uint64_t hash) { return part_of(hash) == p; });
+        });
+    }
+
     template <class Of>
     size_t sum(Of of) const {
         size_t total = 0;
@@ -315,38 +326,6 @@ private:
             total += of(parts_[p]);
         }
         return total;
-    }
-
-    bool is_admitted(int64_t key, uint32_t now) {
-        if (settings_.admit_count != 0) return sketch_.count(key) >= settings_.admit_count;
-        if (settings_.admit_probability == 0) return true;
-        const uint64_t draw = mix(mix(static_cast<uint64_t>(key) ^ ~settings_.init.salt) + kGolden * (uint64_t{now} + 1));
-        return static_cast<double>(draw >> 11) * 0x1p-53 < settings_.admit_probability;
-    }
-
-    // Room for up to `wanted` new rows, of which the number granted is returned. Evicting reads every row, so it
-    // makes room for a while: a 32nd of the capacity at a time.
-    size_t make_room(size_t wanted, uint32_t now) {
-        // Expired rows go first, whenever they were last swept: what is evicted depends on the others alone, so that a
-        // resumed run evicts the same.
-        if (settings_.ttl != 0 && rows() + wanted > settings_.capacity) forget_expired(now);
-        if (rows() + wanted > settings_.capacity) {
-            const size_t spare = std::max(wanted, settings_.capacity / 32);
-            evict_to(settings_.capacity - std::min(spare, settings_.capacity), now);
-        }
-        const size_t left = rows();
-        return left < settings_.capacity ? settings_.capacity - left : 0;
-    }
-
-    // A row past its time already reads as absent; this frees its memory, and reads every row to do so.
-    void forget_expired(uint32_t now) {
-        swept_ = now;
-        parallel_for(kParts, [&](size_t p) {
-            const PartLocks locks(*this, p, p + 1);
-            parts_[p].for_each([&](uint32_t slot) {
-                if (expired(parts_[p].header(slot), now)) parts_[p].erase(slot);
-            });
-        });
     }
 
     void append(Columns& out, const std::byte* record) const {
@@ -363,11 +342,13 @@ private:
     }
 
     StoreSettings settings_;
+    std::unique_ptr<Durable> durable_;  // null: in plain memory
     Records records_;
     mutable Lock locks_[kParts];
     std::unique_ptr<Part[]> parts_;
-    Sketch sketch_;
-    uint64_t swept_ = 0;
+    std::unique_ptr<Sketch> sketch_;
+    std::atomic<uint64_t> steps_{0};
+    size_t undone_ = 0;
     bool snapshot_ = false;
     size_t snapshot_part_ = 0;
 };

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <mutex>
@@ -42,7 +43,12 @@ public:
         return *pool;
     }
 
-    static size_t default_threads() { return std::max<size_t>(1, std::thread::hardware_concurrency()); }
+    // All cores, but on large machines one in eight for the interpreter's own threads and torch's: a helper that is put off
+    // by one of them holds up the whole call.
+    static size_t default_threads() {
+        const size_t cores = std::max<size_t>(1, std::thread::hardware_concurrency());
+        return cores - cores / 8;
+    }
 
     size_t threads() const { return threads_.load(std::memory_order_relaxed); }
 
@@ -61,23 +67,29 @@ public:
         }
     }
 
-    // Calls body(i) once for every i below n, on several threads. Rethrows the first exception.
-    void parallel_for(size_t n, const std::function<void(size_t)>& body) {
-        if (n == 0) return;
-        if (n == 1 || threads() == 1) {
+    // Calls body(i) once for every i below n, on at most `most` threads. Rethrows the first exception.
+    void parallel_for(size_t n, const std::function<void(size_t)>& body, size_t most) {
+        most = std::min({most, n, threads()});
+        if (most <= 1) {
             for (size_t i = 0; i < n; ++i) body(i);
             return;
         }
-        Job job{body, n};
+        Job job{body, n, most - 1};
+        bool all;
         {
             std::lock_guard lock(mutex_);
             jobs_.push_back(&job);
-            ++signal_;
+            wanted_ += job.helpers_wanted;
+            all = most == threads_ || workers_ >= threads_;  // some that sleep may not help
         }
-        wake_.notify_all();
+        if (all)
+            wake_.notify_all();
+        else
+            for (size_t i = 1; i < most; ++i) wake_.notify_one();
         run(job);
         std::unique_lock lock(mutex_);
         std::erase(jobs_, &job);
+        wanted_ -= job.helpers_wanted;
         done_.wait(lock, [&] { return job.helpers == 0; });
         if (job.error) std::rethrow_exception(job.error);
     }
@@ -86,8 +98,9 @@ private:
     struct Job {
         const std::function<void(size_t)>& body;
         size_t n;
+        size_t helpers_wanted;  // guarded by the pool's mutex, as is the next
+        size_t helpers = 0;
         std::atomic<size_t> next{0};
-        size_t helpers = 0;  // guarded by the pool's mutex
         std::exception_ptr error = nullptr;
         std::atomic<bool> failed{false};
     };
@@ -106,8 +119,12 @@ private:
     }
 
     Job* open_job() {
-        for (Job* job : jobs_)
+        for (Job* job : jobs_) {
+            if (job->helpers_wanted == 0) continue;
             if (job->next.load(std::memory_order_relaxed) < job->n) return job;
+            wanted_ -= job->helpers_wanted;  // nothing is left to help with
+            job->helpers_wanted = 0;
+        }
         return nullptr;
     }
 
@@ -116,6 +133,8 @@ private:
         for (;;) {
             Job* job = id + 1 < threads_ ? open_job() : nullptr;
             if (job != nullptr) {
+                --job->helpers_wanted;
+                --wanted_;
                 ++job->helpers;
                 lock.unlock();
                 run(*job);
@@ -123,20 +142,20 @@ private:
                 if (--job->helpers == 0) done_.notify_all();
                 continue;
             }
-            const size_t seen = signal_;
             lock.unlock();
-            look_out(seen);
+            look_out();
             lock.lock();
-            wake_.wait(lock, [&] { return signal_ != seen; });
+            if (wanted_ == 0 || id + 1 >= threads_) wake_.wait(lock);
         }
     }
 
     // The calls of one training step follow each other within microseconds, and waking a thread takes longer than many of
     // them: look for the next one before sleeping, at first closely, then leaving the core to whoever wants it.
-    void look_out(size_t seen) {
+    // Who is not wanted takes no lock: fifteen threads that all look at one small job would hold it up.
+    void look_out() {
         using namespace std::chrono;
         const auto start = steady_clock::now();
-        for (auto now = start; signal_.load(std::memory_order_relaxed) == seen && now < start + microseconds(kLookOut);
+        for (auto now = start; wanted_.load(std::memory_order_relaxed) == 0 && now < start + microseconds(kLookOut);
              now = steady_clock::now()) {
             if (now < start + microseconds(20))
                 relax();
@@ -151,11 +170,14 @@ private:
     std::mutex mutex_;
     std::condition_variable wake_, done_;
     std::vector<Job*> jobs_;
-    std::atomic<size_t> signal_{0};
+    std::atomic<size_t> wanted_{0};  // helpers that open jobs still have work for
     std::atomic<size_t> threads_{1};
     size_t workers_ = 0;
 };
 
-inline void parallel_for(size_t n, const std::function<void(size_t)>& body) { Pool::get().parallel_for(n, body); }
+// With `most`, on at most so many threads: waking one takes as long as a few hundred rows.
+inline void parallel_for(size_t n, const std::function<void(size_t)>& body, size_t most = SIZE_MAX) {
+    Pool::get().parallel_for(n, body, most);
+}
 
 }  // namespace hotrow

@@ -28,8 +28,20 @@ class CheckpointError(HotrowError):
     """A checkpoint or snapshot that is missing, truncated, altered or of another shape."""
 
 
+class MissedError(CheckpointError):
+    """A snapshot that could not be taken now but can be again: a shard was started anew while it was written."""
+
+
 class StoreError(HotrowError):
     """A row store asked for something it cannot do."""
+
+
+class ServiceError(HotrowError):
+    """A shard that cannot be reached, refuses a request or has lost its rows; names the shard."""
+
+
+class RankError(HotrowError):
+    """A rank that is gone, or ranks that do not do the same."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

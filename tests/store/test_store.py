@@ -212,6 +212,37 @@ def test_the_least_often_used_go_first_with_lfu():
     assert {1, 2, 3} <= set(held(store))
 
 
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+def test_of_many_rows_some_of_the_least_valuable_go_and_the_same_in_every_run(policy):
+    """Past a few thousand rows a sample decides: which rows lie where must not matter, and the old must go first."""
+    table = Table(name="t", dim=1, eviction=Eviction(capacity=20_000, policy=policy))
+    stores = [RowStore(table), RowStore(table)]
+    junk = RowStore(Table(name="t", dim=1))
+    junk.fetch(np.arange(-5000, 0), step=0)
+    stores[1].import_(next(junk.export(1 << 20)))  # so that its rows lie in other slots
+    stores[1].erase(np.arange(-5000, 0)[::-1])
+    hot = np.arange(10_000)
+    for step in range(60):
+        new = np.arange(300) + 1_000_000 + 300 * step
+        for store in stores:
+            if step % 5 == 0:
+                store.fetch(hot, step)
+            store.fetch(np.concatenate([new, hot[step * 150 : step * 150 + 150]]), step)
+            assert len(store) <= 20_000
+        if step == 40:  # a resumed run goes on the same
+            resumed = RowStore(table)
+            for columns in stores[0].export(1000):
+                resumed.import_(columns)
+            stores[0] = resumed
+    assert held(stores[0]) == held(stores[1])
+    assert stores[0].contains(hot).all(), "no hot row goes while thousands are older or used once"
+    age = 59 - np.repeat(np.arange(60), 300)
+    there = stores[0].contains(np.arange(60 * 300) + 1_000_000)
+    assert there[age < 10].mean() == 1
+    assert there.sum() > 20_000 - 10_000 - 1024 - 300
+    assert there[age > 45].mean() < 0.1
+
+
 def test_a_batch_larger_than_the_capacity_fills_it_and_the_rest_read_as_new():
     store = RowStore(Table(name="t", dim=1, eviction=Eviction(capacity=5), optimizer=SGD()))
     keys = np.arange(20)

@@ -27,11 +27,13 @@ from urllib.parse import quote
 import numpy as np
 import pyarrow as pa
 
-from hotrow.errors import CheckpointError
+from hotrow.errors import CheckpointError, MissedError, ServiceError
 from hotrow.files import flush, sha256, write_text
+from hotrow.peers import Peers
 from hotrow.store.store import Columns, Cut, Moment, Rows
 from hotrow.table import ByCount, Table
 from hotrow.tiers.router import Router
+from hotrow.world import World
 
 FORMAT = "hotrow-rows"
 VERSION = 1
@@ -48,14 +50,17 @@ class Snapshot:
         steps: int,
         seed: int,
         base: Path | None = None,
+        id: str | None = None,
     ) -> None:
         self.folder, self._cuts = folder, list[tuple[str, Rows, Moment]]()
+        self.id = id or uuid.uuid4().hex
+        self._beside = folder.with_name(f".{folder.name}.{self.id}")
         if not all(store.tracks_erased() for _, store in stores):
             base = None  # too much was erased since then to know it all: this one stands alone
         self._manifest: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,
-            "id": uuid.uuid4().hex,
+            "id": self.id,
             "steps": steps,
             "seed": seed,
         }
@@ -71,8 +76,7 @@ class Snapshot:
 
     def write(self) -> None:
         """Writes the folder, beside its place first; on an error nothing of it is left."""
-        beside = self.folder.with_name(f".{self.folder.name}.{self._manifest['id']}")
-        kept = False
+        beside, kept = self._beside, False
         try:
             beside.mkdir(parents=True)
             self._manifest["tables"] = [
@@ -83,6 +87,8 @@ class Snapshot:
             beside.rename(self.folder)
             flush(self.folder.parent)
             kept = True
+        except ServiceError as error:
+            raise MissedError(f"The snapshot {self.folder} was not written: {error} Nothing of it is left.") from error
         except OSError as error:
             raise CheckpointError(
                 f"The snapshot {self.folder} could not be written: {error.strerror or error}. Nothing of it is left."
@@ -100,7 +106,7 @@ class Snapshot:
         for _, store, moment in self._cuts:
             moment.end_snapshot(kept)
             if kept and store.is_of(moment):
-                store.last_cut = self._manifest["id"]
+                store.last_cut = self.id
         self._cuts = []
 
     def _write_store(self, folder: Path, name: str, table: Table, native: Moment) -> dict[str, Any]:
@@ -169,24 +175,21 @@ def chain(folder: Path) -> list[Path]:
     return folders[::-1]
 
 
-def verify(folder: Path) -> dict[str, Any]:
-    """The manifest, after every file it names was found whole."""
+def verify(folder: Path, part: int = 0, parts: int = 1) -> dict[str, Any]:
+    """The manifest, after every file it names was found whole; or every file of one of several parts."""
     manifest = read_manifest(folder)
-    for table in manifest["tables"]:
-        for what in ("rows", "erased", "sketch"):
-            if what in table:
-                _verify_file(folder, table[what])
+    files = [table[what] for table in manifest["tables"] for what in ("rows", "erased", "sketch") if what in table]
+    for file in files[part::parts]:
+        _verify_file(folder, file)
     return manifest
 
 
-def restore(folder: Path, router: Router, tables: Sequence[Table], seed: int) -> int:
+def restore(folder: Path, router: Router, tables: Sequence[Table], seed: int, peers: Peers | None = None) -> int:
     """Empties the router's stores and fills them from a snapshot; the number of steps it was taken at.
 
-    Everything is checked before anything changes.
+    Everything is checked before anything changes; several ranks check a part each, and raise together.
     """
-    folders = chain(folder)
-    manifests = [verify(f) for f in folders]
-    _check_tables(folder, manifests[-1], tables, seed)
+    folders, manifests = _checked(folder, tables, seed, peers or Peers(World()))
     for tier in router.tiers.values():
         for store in tier.stores().values():
             store.clear()
@@ -205,11 +208,30 @@ def restore(folder: Path, router: Router, tables: Sequence[Table], seed: int) ->
     return int(manifests[-1]["steps"])
 
 
+def _checked(folder: Path, tables: Sequence[Table], seed: int, peers: Peers) -> tuple[list[Path], list[dict[str, Any]]]:
+    """The chain of a snapshot and its manifests, once all ranks have found their part of the files whole."""
+    folders, manifests, found = list[Path](), list[dict[str, Any]](), {"failure": "", "id": ""}
+    try:
+        folders = chain(folder)
+        manifests = [verify(f, peers.world.rank, peers.world.size) for f in folders]
+        _check_tables(folder, manifests[-1], tables, seed)
+        found["id"] = manifests[-1]["id"]
+    except CheckpointError as error:
+        found["failure"] = str(error)
+    others = [json.loads(text) for text in peers.agree("restore", json.dumps(found))]
+    if failures := [other["failure"] for other in others if other["failure"]]:
+        raise CheckpointError(failures[0])
+    if len({other["id"] for other in others}) > 1:
+        raise CheckpointError(f"The ranks found different snapshots at {folder}; all must restore the same.")
+    return folders, manifests
+
+
 def _restore_erased(folder: Path, said: dict[str, Any], router: Router) -> None:
     if "erased" in said:
         keys = _read(folder, said["erased"], "erased")
         for tier, parts in router.route([said["name"]], [keys], [0]):
-            tier.stores()[said["name"]].erase(parts[0].keys)
+            if said["name"] in tier.stores():
+                tier.stores()[said["name"]].erase(parts[0].keys)
 
 
 def _restore_rows(folder: Path, said: dict[str, Any], router: Router) -> None:

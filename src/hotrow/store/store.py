@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from hotrow import _native
 from hotrow.errors import StoreError
+from hotrow.store.folder import FolderLock, open_rows
 from hotrow.store.optimizers import Adagrad, Adam, Momentum, RowWiseAdagrad
 from hotrow.table import ByCount, ByProbability, Fill, Normal, Table, Uniform
 
@@ -69,11 +70,18 @@ class Rows(Protocol):
 
 
 class RowStore:
-    """One table's rows. `seed` and the table's name decide what new rows start from."""
+    """One table's rows. `seed` and the table's name decide what new rows start from.
 
-    def __init__(self, table: Table, seed: int = 0) -> None:
-        self.table, self.seed = table, seed
-        self.native = _native.Store(**_native_settings(table, seed))
+    With a `folder` they are in files mapped from there, and outlive the process: opened again, the store holds what
+    every call that returned had made, and each row whole. All rows then count as changed since the last snapshot, so
+    the next one is a full one.
+    """
+
+    def __init__(self, table: Table, seed: int = 0, folder: Path | None = None) -> None:
+        self.table, self.seed, self.folder = table, seed, folder
+        self._lock = None if folder is None else FolderLock(folder)
+        self.native = self._open()
+        self.recovered = len(self)  # rows that an earlier process left
         self.last_cut: str | None = None  # the snapshot that a cut of changes builds on
 
     def __len__(self) -> int:
@@ -105,14 +113,17 @@ class RowStore:
         read([self], [keys], [None], rows.reshape(-1), [0], step)
         return rows
 
-    def update(self, keys: Keys, grads: Floats, lr: float) -> None:
-        """Applies the table's optimizer once, with one gradient for each key. A key without a row loses its own."""
+    def update(self, keys: Keys, grads: Floats, lr: float, push: _native.Push | None = None) -> None:
+        """Applies the table's optimizer once, with one gradient for each key. A key without a row loses its own.
+
+        With `push`, a journal's ticket's, a durable store passes over what that push did before its process died.
+        """
         if grads.shape != (len(keys), self.table.dim):
             raise StoreError(
                 f"Table {self.table.name}: gradients are {list(grads.shape)}, "
                 f"but {len(keys)} keys of dim {self.table.dim} were given."
             )
-        update([self], [keys], [None], np.ascontiguousarray(grads).reshape(-1), [0], [lr], None)
+        update([self], [keys], [None], np.ascontiguousarray(grads).reshape(-1), [0], [lr], None, push=push)
 
     def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
         """Which of `keys` have a row."""
@@ -129,6 +140,8 @@ class RowStore:
             )
         bits = np.ascontiguousarray(values, np.float32)
         if self.table.dtype == "bfloat16":
+            import torch  # here, so that a shard starts without it
+
             bits = torch.from_numpy(bits).bfloat16().view(torch.uint16).numpy()
         start = o.initial if isinstance(o, (Adagrad, RowWiseAdagrad)) else 0.0
         zeros = np.zeros(n, np.uint32)
@@ -199,8 +212,20 @@ class RowStore:
 
     def clear(self) -> None:
         """Forgets every row. A cut under way still gives what it was of."""
-        self.native = _native.Store(**_native_settings(self.table, self.seed))
+        self.native = self._open(fresh=True)
         self.last_cut = None
+
+    def close(self) -> None:
+        """Lets go of the folder, so that it can be opened again; the rows stay there. The store is of no use then."""
+        if self._lock is not None:
+            del self.native
+            self._lock.release()
+
+    def _open(self, fresh: bool = False) -> _native.Store:
+        settings = _native_settings(self.table, self.seed)
+        if self.folder is None:
+            return _native.Store(**settings)
+        return open_rows(self.folder, self.table, self.seed, settings, fresh)
 
     def import_(self, columns: Mapping[str, npt.NDArray[Any]]) -> None:
         """Writes rows as `export` gave them, over those that are there."""
@@ -255,12 +280,14 @@ def update(
     rates: Sequence[float],
     slots: Slots | None,
     places: _native.Places | None = None,
+    push: _native.Push | None = None,
 ) -> None:
     """One optimizer step of several tables at once; gradients lie as rows do in `fetch`.
 
-    With `places` they are summed from the gradients of the batch's results, and `grads` is not looked at.
+    With `places` they are summed from the gradients of the batch's results, and `grads` is not looked at. With `push`
+    durable tables pass over what it did before its process died; it must come with the same keys and gradients.
     """
-    _native.update([s.native for s in stores], keys, positions, grads, starts, rates, slots, places)
+    _native.update([s.native for s in stores], keys, positions, grads, starts, rates, slots, places, push)
 
 
 def salt(seed: int, table: str) -> int:

@@ -1,0 +1,90 @@
+"""A table's rows in a folder, so that they outlive the process: who may open it, and what for.
+
+The folder holds `head` (settings, steps, what makes rows whole again) and the records in files, all mapped into memory.
+Killing the process at any instruction loses nothing, for the kernel keeps what was stored; stopping the machine does,
+for nothing is flushed: that is what snapshots are for. So a folder in memory (/dev/shm) is as safe as one on a disk.
+It is faster too, for rows lie in huge pages there and nobody writes them back: reading costs what it costs without a
+folder, an update of a row 12 ns more; on a disk both cost half as much again, or more.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from hotrow import _native
+from hotrow.errors import StoreError
+from hotrow.table import ByCount, Table
+
+
+class FolderLock:
+    """Keeps a folder for this process until it is released; the kernel does so when the process dies."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreError(f"{folder} cannot hold rows: {error.strerror or error}.") from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.release()
+            raise StoreError(
+                f"{folder} is open already, in this process or another one. Two may not write the same rows; "
+                f"stop the other, or give each a folder of its own."
+            ) from None
+
+    def release(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self.release()
+
+
+def open_rows(folder: Path, table: Table, seed: int, settings: dict[str, Any], fresh: bool = False) -> _native.Store:
+    """The rows in a folder that is locked: those that are there, or none if it is new or `fresh`."""
+    about = _about(table, seed)
+    is_new = not (folder / "head").exists()
+    if not (is_new or fresh):
+        _check(folder, about)
+    store = _native.Store(**settings, folder=str(folder), folder_settings=json.dumps(about), fresh=fresh or is_new)
+    _remove_earlier(folder, store.life)
+    return store
+
+
+def _about(table: Table, seed: int) -> dict[str, Any]:
+    """What must be the same when a folder is opened again; rates, schedules and eviction may change."""
+    sketch = table.admission.bytes // 2 * 2 if isinstance(table.admission, ByCount) else 0
+    return {
+        "name": table.name,
+        "dim": table.dim,
+        "dtype": table.dtype,
+        "optimizer": table.optimizer.name,
+        "seed": seed,
+        "init": table.init.model_dump(),
+        "bytes of the admission sketch": sketch,
+    }
+
+
+def _check(folder: Path, about: dict[str, Any]) -> None:
+    there = json.loads(_native.folder_settings(str(folder)))
+    for what, here in about.items():
+        if there.get(what) != here:
+            raise StoreError(
+                f"The rows in {folder} have {what} {there.get(what)}, but table {about['name']} has {here}. "
+                f"Give the table's own folder, or an empty one."
+            )
+
+
+def _remove_earlier(folder: Path, life: int) -> None:
+    """Files of rows that were cleared. Whoever still reads them keeps them until done."""
+    for path in folder.glob("rows-*"):
+        if not path.name.startswith(f"rows-{life}-"):
+            path.unlink()
