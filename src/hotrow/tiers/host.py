@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
 
+from hotrow.store.exchange import Blob, Exchange
 from hotrow.store.store import RowStore, fetch, read, update
 from hotrow.table import Table
 from hotrow.tiers.tier import Floats, Gradients, Part, Tier
@@ -16,14 +19,24 @@ _NONE = np.empty(0, np.float32)
 Arguments = tuple[list[RowStore], list[npt.NDArray[np.int64]], list[npt.NDArray[np.int64] | None]]
 
 
+def table_folder(folder: Path | None, table: Table) -> Path | None:
+    """Where in a folder of many tables one keeps its rows."""
+    return None if folder is None else folder / f"table-{quote(table.name, safe='')}"
+
+
 class HostTier(Tier):
-    """One `RowStore` a table; every call handles all tables at once, on all cores."""
+    """One `RowStore` a table; every call handles all tables at once, on all cores.
+
+    With a `folder` each table's rows are in a folder of its own there, and outlive the process.
+    """
 
     name = "host"
+    shards = 1
 
-    def __init__(self, tables: Sequence[Table], seed: int = 0) -> None:
+    def __init__(self, tables: Sequence[Table], seed: int = 0, folder: Path | None = None) -> None:
         super().__init__(tables)
-        self._stores = {table.name: RowStore(table, seed) for table in tables}
+        self._stores = {table.name: RowStore(table, seed, table_folder(folder, table)) for table in tables}
+        self._exchange = Exchange(list(self._stores.values()))
         self._optimizers = {id(table.optimizer): table.optimizer for table in tables}  # tables often share one
 
     def stores(self) -> dict[str, RowStore]:
@@ -42,6 +55,14 @@ class HostTier(Tier):
             update(*self._arguments(parts), grads.flat, [p.start for p in parts], rates, ticket)
         else:
             update(*self._arguments(parts), _NONE, [0] * len(parts), rates, ticket, grads.places.of(parts))
+
+    def exchange(self, requests: Sequence[Blob | None]) -> list[Blob | None]:
+        """Answers a cache in front of this tier."""
+        return [None if request is None else self._exchange.answer(request) for request in requests]
+
+    def close(self) -> None:
+        for store in self._stores.values():
+            store.close()
 
     def _arguments(self, parts: Sequence[Part]) -> Arguments:
         return [self._stores[p.table] for p in parts], [p.keys for p in parts], [p.positions for p in parts]

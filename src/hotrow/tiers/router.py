@@ -1,12 +1,14 @@
 """The router: splits a batch's unique keys over the tiers of the plan, and asks each tier for its part.
 
 A table that is wholly on one tier costs nothing to route. A split one costs a look into the key map of every share
-but the last: about 20 ns a unique key and core, and 15 to 18 bytes for each key that the plan names.
+but the last: about 20 ns a unique key and core, and 15 to 18 bytes for each key that the plan names. Tiers whose rows
+come over a network are asked at the same time, each in a thread, while the local ones work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,10 @@ from hotrow.plan import Plan
 from hotrow.tiers.tier import Floats, Gradients, Part, Tier
 
 Keys = npt.NDArray[np.int64]
+Counts = npt.NDArray[np.int32]
 Routed = list[tuple[Tier, list[Part]]]
+
+_CALLS_AT_ONCE = 4  # a pipeline fetches one batch, updates another and reads a third at the same time
 
 
 class Router:
@@ -38,20 +43,34 @@ class Router:
             table: [(s.tier, None if s.keys is None else _native.KeyMap(np.unique(s.keys))) for s in shares]
             for table, shares in plan.shares.items()
         }
+        self._threads: ThreadPoolExecutor | None = None  # made when tiers are first asked at the same time
 
-    def route(self, tables: Iterable[str], keys: Sequence[Keys], starts: Sequence[int]) -> Routed:
+    @property
+    def wants_lookups(self) -> bool:
+        """Whether a tier wants to know how often keys are looked up."""
+        return any(tier.wants_lookups for tier in self.tiers.values())
+
+    def route(
+        self,
+        tables: Iterable[str],
+        keys: Sequence[Keys],
+        starts: Sequence[int],
+        lookups: Sequence[Counts] | None = None,
+    ) -> Routed:
         """The parts each tier answers; every tier with a table in the batch gets one for it, maybe an empty one."""
         parts: dict[str, list[Part]] = {name: [] for name in self.tiers}
         for index, (table, unique, start) in enumerate(zip(tables, keys, starts, strict=False)):
             shares = self._shares[table]
+            times = None if lookups is None else lookups[index]
             if len(shares) == 1:
-                parts[shares[0][0]].append(Part(table, index, unique, None, start))
+                parts[shares[0][0]].append(Part(table, index, unique, None, start, times))
                 continue
             left = np.arange(len(unique))
             for tier, held in shares:
                 here = np.ones(len(left), np.bool_) if held is None else held.find(unique[left]) >= 0
                 mine, left = left[here], left[~here]
-                parts[tier].append(Part(table, index, unique[mine], mine, start))
+                of_mine = None if times is None else times[mine]
+                parts[tier].append(Part(table, index, unique[mine], mine, start, of_mine))
         return [(self.tiers[name], p) for name, p in parts.items() if p]
 
     def without(self, name: str) -> Router:
@@ -67,18 +86,38 @@ class Router:
         for tier, (part,) in self.route([table], [columns["keys"]], [0]):
             at = part.positions
             mine = columns if at is None else {name: c.reshape(n, -1)[at] for name, c in columns.items()}
-            tier.stores()[table].import_(mine)
+            if table in tier.stores():  # or another rank gives them to it
+                tier.stores()[table].import_(mine)
+
+    def prefetch(self, routed: Routed, step: int) -> None:
+        """Says what a coming fetch of the same parts will ask for; returns when those that can have brought it."""
+        self._at_once(routed, lambda i, tier, parts: tier.prefetch(parts, step))
 
     def fetch(self, routed: Routed, rows: Floats, step: int) -> list[Any]:
         """Rows to train on, from every tier; a ticket from each for the update."""
-        return [tier.fetch(parts, rows, step) for tier, parts in routed]
+        return self._at_once(routed, lambda i, tier, parts: tier.fetch(parts, rows, step))
 
     def read(self, routed: Routed, rows: Floats, step: int) -> None:
         """Rows as they are, from every tier."""
-        for tier, parts in routed:
-            tier.read(parts, rows, step)
+        self._at_once(routed, lambda i, tier, parts: tier.read(parts, rows, step))
 
     def update(self, routed: Routed, grads: Gradients, step: int, tickets: Sequence[Any] | None = None) -> None:
         """Hands each tier the gradients of its part."""
-        for i, (tier, parts) in enumerate(routed):
-            tier.update(parts, grads, step, None if tickets is None else tickets[i])
+        if sum(tier.remote for tier, _ in routed) > 1:
+            _ = grads.flat  # summed once, before several threads ask for it
+        ticket_of = [None] * len(routed) if tickets is None else tickets
+        self._at_once(routed, lambda i, tier, parts: tier.update(parts, grads, step, ticket_of[i]))
+
+    def _at_once(self, routed: Routed, ask: Callable[[int, Tier, list[Part]], Any]) -> list[Any]:
+        """Asks every tier; remote ones in threads, while the local ones are asked here. Returns when all have ended."""
+        remote = [i for i, (tier, _) in enumerate(routed) if tier.remote]
+        if len(routed) == 1 or not remote:
+            return [ask(i, tier, parts) for i, (tier, parts) in enumerate(routed)]
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(_CALLS_AT_ONCE * len(self.tiers), thread_name_prefix="tier")
+        asked = {i: self._threads.submit(ask, i, *routed[i]) for i in remote}
+        try:
+            here = {i: ask(i, *routed[i]) for i in range(len(routed)) if i not in asked}
+        finally:
+            wait(asked.values())
+        return [asked[i].result() if i in asked else here[i] for i in range(len(routed))]

@@ -26,7 +26,8 @@ class Part(NamedTuple):
     """One table's share of a batch, for one tier: unique keys, and which of the batch's rows they are.
 
     The row of `keys[i]` is row `positions[i]` of the table's, or row i where positions are None. The table has
-    `number` in the batch's grouping, and its rows begin at `start` of the batch's flat array of rows.
+    `number` in the batch's grouping, and its rows begin at `start` of the batch's flat array of rows. `lookups` says
+    how often each key is looked up, where a tier wants to know it.
     """
 
     table: str
@@ -34,6 +35,7 @@ class Part(NamedTuple):
     keys: npt.NDArray[np.int64]
     positions: npt.NDArray[np.int64] | None
     start: int
+    lookups: npt.NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,22 @@ class Tier:
     """Where rows live. `step` is the count of completed steps: last uses and schedules go by it."""
 
     name = "tier"
+    wants_lookups: bool = False  # whether parts are to say how often keys are looked up
+    remote = False
+    """Whether its rows come over a network: remote tiers are asked all at once, beside the local ones."""
+    collective = False
+    """Whether all ranks ask it together: then each of them makes the same calls in the same order."""
 
     def __init__(self, tables: Sequence[Table]) -> None:
         self.tables = {table.name: table for table in tables}
+
+    @property
+    def looks_ahead(self) -> int:
+        """How many coming batches it makes use of being told of."""
+        return 0
+
+    def prefetch(self, parts: Sequence[Part], step: int) -> None:
+        """Says what a coming fetch will ask for, with these very parts, so that it finds the rows at hand."""
 
     def fetch(self, parts: Sequence[Part], rows: Floats, step: int) -> Any:
         """Writes the rows to train on, new ones included. What it returns is handed to `update`."""
@@ -91,6 +106,14 @@ class Tier:
 
     def replan(self, keys: Mapping[str, npt.NDArray[np.int64]]) -> None:
         """From now on the tier holds these keys' rows of shared tables; those it held were taken away before."""
+
+    def counters(self) -> Mapping[str, Any]:
+        """What the tier did so far in this process, for metrics and the report; only what it knows.
+
+        hits, misses: rows that were at hand or not. bytes_in, bytes_out: received and sent; links: the same for each
+        link by name, where there are several. staleness: how many reads saw a copy so many clocks old.
+        """
+        return {}
 
     def flush(self) -> None:
         """Returns when every update given to the tier has been applied."""
