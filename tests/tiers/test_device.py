@@ -139,6 +139,17 @@ def test_what_moved_since_the_last_snapshot_is_in_the_next_incremental_one(tmp_p
     assert rows_of(other) == rows_of(ours)
 
 
+def test_a_plan_may_change_while_a_snapshot_is_still_being_written(tmp_path):
+    ours = _trained(PLAN)
+    first = ours.snapshot(tmp_path / "full")
+    ours.replan(Plan({"a": (Share("device", np.array([2])), Share("host")), "b": (Share("host"),)}))
+    first.write()
+    ours.snapshot(tmp_path / "more", tmp_path / "full").write()
+    other = Embeddings(list(ours.tables.values()), list(ours.features.values()))
+    other.restore(tmp_path / "more")
+    assert rows_of(other) == rows_of(ours)
+
+
 def test_split_and_host_rows_have_the_same_clocks_uses_and_last_steps():
     split, host = rows_of(_trained(PLAN)), rows_of(_trained(None))
     assert {t: {k: row[2:] for k, row in rows.items()} for t, rows in split.items()} == {

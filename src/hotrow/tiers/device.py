@@ -12,6 +12,7 @@ On a CPU the same code runs on dense arrays, with the kernels' plain twins: what
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -83,12 +84,14 @@ class DeviceTier(Tier):
         self.last = torch.zeros(sum(counts) + 1, dtype=torch.int32, device=self.device)
         self._rates: list[float] | None = None
         self._rest: tuple[Router, Router] | None = None
-        self._shapes: dict[tuple[kernels.GroupSpec, ...], kernels.BatchShape] = {}
+        # Batches are often alike, so the last shapes are kept; training and an evaluation ask from two threads.
+        self.shape = functools.lru_cache(_SHAPES)(functools.partial(kernels.BatchShape, self.storage))
         begins = np.cumsum([0, *counts]).tolist()
-        kept = {name: rows.last_cut for name, rows in self._stores.items()}
-        self._stores = {table.name: DeviceRows(self, t, table, begins[t]) for t, table in enumerate(tables)}
-        for name, rows in self._stores.items():
-            rows.last_cut = kept.get(name)
+        cuts = {name: rows.cuts for name, rows in self._stores.items()}
+        self._stores = {
+            table.name: DeviceRows(self, t, table, begins[t], cuts.get(table.name)) for t, table in enumerate(tables)
+        }
+        for rows in self._stores.values():
             rows.start()
 
     @property
@@ -96,14 +99,6 @@ class DeviceTier(Tier):
         """Tables, by number, whose rows lie together: staged rows lie in the same order."""
         segment_of = self.storage.segment_of
         return [[t for t, own in enumerate(segment_of) if own == s] for s in range(max(segment_of) + 1)]
-
-    def shape(self, specs: tuple[kernels.GroupSpec, ...]) -> kernels.BatchShape:
-        """The shape of a batch on this device; batches are often alike, so the last ones are kept."""
-        if specs not in self._shapes:
-            if len(self._shapes) == _SHAPES:
-                self._shapes.pop(next(iter(self._shapes)))
-            self._shapes[specs] = kernels.BatchShape(self.storage, specs)
-        return self._shapes[specs]
 
     def place(self, grouping: _native.Grouping) -> Placed:
         """Where the rows of a batch are."""
@@ -116,7 +111,7 @@ class DeviceTier(Tier):
         self.__dict__.pop("storage", None)
         self.__dict__.pop("clock", None)
         self.__dict__.pop("last", None)
-        self.__dict__.pop("_shapes", None)
+        self.__dict__.pop("shape", None)
 
     def rest(self, router: Router) -> Router:
         """How `router` routes keys that are not here."""
@@ -124,6 +119,9 @@ class DeviceTier(Tier):
             names = [name for name, tier in router.tiers.items() if tier is self]
             self._rest = (router, router.without(names[0]) if names else router)
         return self._rest[1]
+
+    def counters(self) -> Mapping[str, Any]:
+        return {"hits": self.hits, "misses": self.lookups - self.hits}
 
     def stores(self) -> Mapping[str, DeviceRows]:
         return self._stores

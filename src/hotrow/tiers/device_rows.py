@@ -1,7 +1,9 @@
 """`DeviceRows`: one table's rows on a device, as snapshots and changes of plan see them.
 
 A row counts as there once it was updated or imported. A cut copies the table's rows on the device, which is fast and
-takes as much device memory again until it is written; incremental cuts hold every row the device has.
+takes as much device memory again until it is written; incremental cuts hold every row the device has. A change of plan
+makes new `DeviceRows`, maybe while a cut of the old ones is still being written: what was cut last (`Cuts`) is theirs
+together.
 """
 
 from __future__ import annotations
@@ -24,12 +26,18 @@ if TYPE_CHECKING:
 Keys = npt.NDArray[np.int64]
 
 
+class Cuts:
+    """The last snapshot of a table's rows on a device, through changes of plan."""
+
+    last: str | None = None
+
+
 class DeviceRows:
     """The rows of table number `number`; the tier's clocks have them from `begin` on."""
 
-    def __init__(self, tier: DeviceTier, number: int, table: Table, begin: int) -> None:
+    def __init__(self, tier: DeviceTier, number: int, table: Table, begin: int, cuts: Cuts | None = None) -> None:
         self.table, self.begin = table, begin
-        self.last_cut: str | None = None
+        self.cuts = cuts or Cuts()
         self._tier, self._number = tier, number
         self._keys = tier.maps[number].keys
         # Uses count like clocks, from where a row came with more of them; rows that were imported are there.
@@ -38,6 +46,15 @@ class DeviceRows:
 
     def __len__(self) -> int:
         return int(self._there().sum())
+
+    @property
+    def last_cut(self) -> str | None:
+        """The snapshot that a cut of changes builds on."""
+        return self.cuts.last
+
+    @last_cut.setter
+    def last_cut(self, cut: str | None) -> None:
+        self.cuts.last = cut
 
     @property
     def bytes(self) -> int:
@@ -51,10 +68,10 @@ class DeviceRows:
 
     def begin_cut(self, cut: Cut) -> Moment:
         at = np.flatnonzero(self._there())
-        return _Copied(self, self._tier.steps, self._columns(at, copy=True))
+        return _Copied(self.cuts, self._tier.steps, self._columns(at, copy=True))
 
     def is_of(self, moment: Moment) -> bool:
-        return isinstance(moment, _Copied) and moment.rows is self
+        return isinstance(moment, _Copied) and moment.cuts is self.cuts
 
     def tracks_erased(self) -> bool:
         return True
@@ -67,7 +84,7 @@ class DeviceRows:
     def clear(self) -> None:
         """Every row as it starts."""
         self.start()
-        self.last_cut = None
+        self.cuts = Cuts()  # one that is still being written is of rows that are gone
 
     def erase(self, keys: Keys) -> int:
         """Rows of `keys` as they start; says how many were there."""
@@ -165,8 +182,8 @@ def _to_host(columns: Mapping[str, Any]) -> Columns:
 class _Copied:
     """A cut: the table's rows copied aside, given out a chunk at a time."""
 
-    def __init__(self, rows: DeviceRows, steps: int, columns: dict[str, Any]) -> None:
-        self.rows, self.cut_steps = rows, steps
+    def __init__(self, cuts: Cuts, steps: int, columns: dict[str, Any]) -> None:
+        self.cuts, self.cut_steps = cuts, steps
         self._columns, self._at = columns, 0
 
     def read_snapshot(self, most: int) -> Columns:
