@@ -46,6 +46,25 @@ def plan(
     picture: Annotated[
         Path | None, typer.Option("--picture", metavar="FILE.html", help="Also draw the access curve and the cut.")
     ] = None,
+    topology: Annotated[
+        Path | None,
+        typer.Option("--topology", metavar="CLUSTER.toml", help="Plan for these ranks and links, not for a budget."),
+    ] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Beside it what row-wise, table-wise and column-wise would take.")
+    ] = False,
+    extra: Annotated[
+        str, typer.Option("--extra", metavar="SIZE", help="What copies may take on each rank; else all its memory.")
+    ] = "",
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", min=1, help="Samples a rank takes in a step; else the run's, or 4096.")
+    ] = None,
+    wire: Annotated[
+        str, typer.Option("--wire", help="Rows and gradients between ranks: float32, bfloat16 or float16.")
+    ] = "float32",
+    since: Annotated[
+        Path | None, typer.Option("--since", metavar="PLAN", help="An earlier plan: what must move from it.")
+    ] = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
@@ -54,17 +73,25 @@ def plan(
     A row costs its values, its optimizer state and its place in the index. Shares are certain where the whole data
     set was counted; from a sample they are 99% intervals. With --drift and without --memory nothing is planned.
 
+    With --topology rows are placed on the ranks of a cluster instead: on every rank, on every node, or on one rank of
+    the world, whichever makes a step's exchanges quickest within the memory of each rank.
+
     \b
     Example:
       hotrow plan data/criteo --memory 512MiB --run run.toml --picture plan.html
       hotrow plan data/criteo --memory 512MiB --sample 0.05 --threshold 1000
       hotrow plan data/monday --drift data/tuesday
+      hotrow plan data/criteo --topology cluster.toml --compare --extra 64MiB
     """
     from hotrow.data import DataSet
     from hotrow.plan.budget import count_keys, plan_data_set
     from hotrow.sizes import parse_size
 
-    if not memory and other is None:
+    if topology is not None and memory:
+        raise SettingsError("--memory is a budget on one device and --topology has each rank's; give one of them.")
+    if topology is None and (compare or extra or since is not None):
+        raise SettingsError("--compare, --extra and --since are about ranks; give their --topology CLUSTER.toml too.")
+    if not memory and other is None and topology is None:
         raise SettingsError("Say how much memory hot rows may take, as in --memory 512MiB.")
     if share is not None and profile is not None:
         raise SettingsError("--sample counts anew and --profile does not; give one of them.")
@@ -83,12 +110,32 @@ def plan(
         )
         made.save(place, overwrite)
         shown["plan"] = str(place)
+    if topology is not None:
+        from hotrow.cli.plan_ranks import plan_ranks
+
+        made, shown = plan_ranks(
+            dataset,
+            counted,
+            run,
+            _tables(run, settings, list(counted.counts)),
+            topology,
+            extra=extra,
+            batch_size=batch_size,
+            wire=wire,
+            compare=compare,
+            since=since,
+            split=split,
+        )
+        place = out or data.with_name(f"{data.absolute().name}.plan")
+        made.save(place, overwrite)
+        shown["plan"] = str(place)
     if other is not None:
         shown["drift"] = {"other": str(other), "tables": _drift(counted.counts, other, split)}
-    if picture is not None and memory:
+    if picture is not None and "plan" in shown:
         from hotrow.report.access_curve import draw_curve
+        from hotrow.report.tier_curves import draw_tiers
 
-        draw_curve(shown, picture)
+        (draw_curve if topology is None else draw_tiers)(shown, picture)
         shown["picture"] = str(picture)
     _give(shown, as_json, _show)
 
@@ -145,7 +192,11 @@ def _reading(total: int) -> Callable[[int], None]:
 
 
 def _show(data: Mapping[str, Any]) -> None:
-    if "plan" in data:
+    if "topology" in data:
+        from hotrow.cli.plan_ranks import show_ranks
+
+        show_ranks(data)
+    elif "plan" in data:
         _show_plan(data)
     if "drift" in data:
         _show_drift(data["drift"])

@@ -31,11 +31,15 @@ _POINTS = 400
 
 @dataclass(frozen=True)
 class Counted:
-    """Counts of a split, the sample that is read to judge by, and whether the counts are the sample's own."""
+    """Counts of a split, the sample that is read to judge by, and whether the counts are the sample's own.
+
+    Keys are as `steps` leave them.
+    """
 
     counts: dict[str, KeyCounts]
     sample: Sample
     sampled: bool
+    steps: tuple[Step, ...] = ()
 
 
 def count_keys(
@@ -58,7 +62,7 @@ def count_keys(
         judged = min(1.0, JUDGED / max(dataset.samples(split), 1))
         return Counted(counts, draw(dataset, split, judged, seed=seed), sampled=False)
     sample = draw(dataset, split, share or 1.0, steps=steps, seed=seed)
-    return Counted(sample.counts(), sample, sampled=sample.fraction < 1)
+    return Counted(sample.counts(), sample, sample.fraction < 1, tuple(steps))
 
 
 def plan_data_set(
@@ -84,6 +88,7 @@ def plan_data_set(
         "data": str(dataset.path),
         "split": split,
         "fingerprint": fingerprint(dataset.parts(split)),
+        "steps": said_of(counted.steps),
         "counted": "sample" if counted.sampled else "all",
         "fraction": counted.sample.fraction if counted.sampled else 1.0,
         **_told(hot, prediction),
@@ -94,6 +99,11 @@ def plan_data_set(
         "curve": _drawn(hot.curve),
         "thresholds": {n: [_cost(c) for c in of] for n, of in costs.items()},
     }
+
+
+def said_of(steps: Sequence[Step]) -> list[dict[str, Any]]:
+    """Preprocessing as the facts of a plan have it."""
+    return [step.model_dump(mode="json") for step in steps]
 
 
 def _told(hot: HotRows, prediction: Prediction) -> dict[str, Any]:

@@ -167,5 +167,5 @@ def _refuse_too_little(classes: Mapping[str, Histogram], widths: Mapping[str, in
     if memory < used[least]:
         raise SettingsError(
             f"A budget of {memory:,} bytes holds no row: the smallest, of table {least}, takes {used[least]:,} with "
-            f"its optimizer state and index. Give more --memory."
+            f"its optimizer state and index. Give more memory."
         )

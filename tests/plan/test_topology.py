@@ -1,0 +1,116 @@
+"""A topology is read, refused with a sentence, written so that it reads back, and measured by real ranks."""
+
+import json
+import sys
+
+import pytest
+
+from hotrow.cli import main
+from hotrow.errors import DataError, SettingsError
+from hotrow.plan.measure import host_memory
+from hotrow.plan.topology import Link, Topology, load_topology, parse_rate, parse_time
+
+CLUSTER = """
+nodes = 2
+ranks = 4
+memory = "80GiB"
+[between]
+bandwidth = "100Gbit/s"
+latency = "20us"
+[within]
+bandwidth = "450GB/s"
+latency = 0.000008
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    path = tmp_path / "cluster.toml"
+    path.write_text(CLUSTER)
+    return path
+
+
+def test_a_cluster_file_is_read(cluster):
+    topology = load_topology(cluster)
+    assert (topology.nodes, topology.ranks, topology.size, topology.memory) == (2, 4, 8, 80 << 30)
+    assert topology.between == Link(bandwidth=12.5e9, latency=20e-6)
+    assert topology.within == Link(bandwidth=450e9, latency=8e-6)
+
+
+def test_what_is_written_reads_back(tmp_path, cluster):
+    topology = load_topology(cluster)
+    topology.save(tmp_path / "copy.toml")
+    assert load_topology(tmp_path / "copy.toml") == topology
+    with pytest.raises(DataError, match="already there.*--overwrite"):
+        topology.save(tmp_path / "copy.toml")
+    (tmp_path / "letter").write_text("Dear all")
+    with pytest.raises(SettingsError, match="not valid TOML"):
+        topology.save(tmp_path / "letter", overwrite=True)
+    assert (tmp_path / "letter").read_text() == "Dear all"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("nodes = 2", "nodes = 0"), "nodes: .*greater than or equal to 1"),
+        (('"100Gbit/s"', '"fast"'), '"fast" is not a bandwidth. Write it as in 100Gbit/s'),
+        (('"100Gbit/s"', "0"), "between.bandwidth: .*greater than 0"),
+        (('"100Gbit/s"', "inf"), "between.bandwidth: .*finite"),
+        (('"20us"', '"20"'), '"20" is not a time'),
+        (('"80GiB"', '"lots"'), '"lots" is not a size'),
+        (("[between]", "[betwen]"), 'there is no setting "betwen". Did you mean "between"'),
+        (("ranks = 4", "ranks = 4\nrank = 1"), 'there is no setting "rank". Did you mean "ranks"'),
+        (('memory = "80GiB"', ""), "memory: this setting is needed"),
+        (("nodes = 2", "nodes = "), "is not valid TOML"),
+    ],
+)
+def test_a_wrong_cluster_file_is_a_sentence(tmp_path, change, said):
+    (tmp_path / "c.toml").write_text(CLUSTER.replace(*change))
+    with pytest.raises(SettingsError, match=said):
+        load_topology(tmp_path / "c.toml")
+
+
+def test_a_missing_link_is_named():
+    with pytest.raises(ValueError, match=r"2 nodes need a link.*\[between\]"):
+        Topology(nodes=2, memory=1)
+    with pytest.raises(ValueError, match=r"3 ranks a node need a link.*\[within\]"):
+        Topology(nodes=1, ranks=3, memory=1)
+    with pytest.raises(SettingsError, match="There is no cluster file"):
+        load_topology("nowhere.toml")
+
+
+def test_rates_and_times_are_read_as_written():
+    assert parse_rate("8bit/s") == 1 and parse_rate("1.5 MiB/s") == 1.5 * 2**20 and parse_rate("25Gbps") == 3.125e9
+    assert parse_time("2s") == 2 and parse_time("0.5ms") == 0.0005 and parse_time("3ns") == pytest.approx(3e-9)
+
+
+def test_links_carry_at_once_and_an_exchange_takes_the_longer():
+    topology = Topology(
+        nodes=2, ranks=2, memory=1, between=Link(bandwidth=100, latency=1, overhead=0.5), within=Link(bandwidth=1000)
+    )
+    assert topology.seconds(within=1000, between=0) == 1
+    assert topology.seconds(within=1000, between=200) == 1 + 3
+    assert topology.seconds(within=9000, between=200) == 9
+    assert topology.seconds(within=0, between=0) == 0
+
+
+def test_real_ranks_measure_their_links(pool):
+    found = pool.run(4, "plan_work:measured", node_size=2)
+    assert all(topology == found[0] for topology in found)
+    assert (found[0]["nodes"], found[0]["ranks"]) == (2, 2)
+    assert found[0]["memory"] == host_memory() // 2
+    for link in (found[0]["between"], found[0]["within"]):
+        assert link["bandwidth"] > 0 and link["latency"] > 0 and 0 <= link["overhead"] < 0.25
+
+
+def test_a_process_alone_says_its_memory(monkeypatch, capsys, tmp_path):
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "argv", ["hotrow", "topology", "--json", "--out", str(tmp_path / "here.toml")])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    out, err = capsys.readouterr()
+    assert (stopped.value.code or 0) == 0, err
+    data = json.loads(out)
+    assert data["memory"] == host_memory() and data["size"] == 1 and data["between"] is None
+    assert load_topology(tmp_path / "here.toml").memory == data["memory"]
