@@ -10,7 +10,7 @@ The grouping on the device, which the update needs, is made ahead of the step, o
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from hotrow import _native, kernels
 from hotrow.data.batch import Batch, Group
 from hotrow.embedded import Embedded, JaggedRows, PooledGroup
 from hotrow.errors import BatchError
-from hotrow.lookup import Layout, Lookup
+from hotrow.lookup import Chosen, Layout, Lookup, Only, narrow
 from hotrow.tiers.device import DeviceTier
 from hotrow.tiers.router import Routed, Router
 from hotrow.tiers.tier import Floats, Gradients
@@ -41,17 +41,20 @@ class DeviceLookup(Lookup):
         grouping: _native.Grouping,
         router: Router,
         tier: DeviceTier,
-        send: bool = True,
+        prepare: Callable[[DeviceLookup], Any] | None = None,
     ) -> None:
         self._tier = tier
         self._placed = tier.place(grouping)
         super().__init__(batch, layout, grouping, router)
         self.offsets, self.weights = self._all_offsets(), self._all_weights()
         self.shape = tier.shape(tuple(self._specs()))
-        self._sends = send
+        self._grouped: _Ahead | None = None
         self._fetched: _Ahead | None = None
         self._staged: kernels.Staged | None = None
-        if send:
+        # Made here, which may be ahead of the step, since pinning memory takes longer than filling it.
+        self._room = torch.empty(self.staged_size, pin_memory=tier.device.type == "cuda")
+        self.prepared: Any = None if prepare is None else prepare(self)
+        if prepare is None:
             self._send()
 
     @property
@@ -90,25 +93,53 @@ class DeviceLookup(Lookup):
         self._rest = self._tier.rest(self.router)
         return self._rest.route(self.layout.tables, self._placed.others, self._starts)
 
-    def fetch(self, step: int, training: bool) -> None:
+    @property
+    def rest(self) -> Router:
+        return self._rest
+
+    def keys(self) -> list[Ints]:
+        return self._placed.others
+
+    def fetch(self, step: int, training: bool, only: Only | None = None) -> None:
         self.training = training
-        tier = self._tier
-        with _Ahead(tier) as ahead:
-            rows = torch.empty(self.staged_size, pin_memory=tier.device.type == "cuda")
-            if training:
-                self.tickets = self._rest.fetch(self.routed, rows.numpy(), step)
-            else:
-                self._rest.read(self.routed, rows.numpy(), step)
-            if self.staged_size and self._sends:
-                sent = rows.to(tier.device, non_blocking=True).to(tier.storage.dtype)
-                self._staged = kernels.Staged(sent, *_send([self.staged_begins], tier.device))
+        rows = self._new_rows()
+        self._bring(rows.numpy(), step, only)
+        self._keep_rows(rows)
+
+    def read_again(self, chosen: Chosen, step: int, only: Only) -> None:
+        if any(map(len, chosen)):
+            rows = self._new_rows()
+            self._rest.read(narrow([e for e in self.routed if only(e[0])], chosen), rows.numpy(), step)
+            self._keep_rows(rows)
+
+    def _new_rows(self) -> Tensor:
+        """Room for the staged rows, with those that are here; where they lie now they may be on their way already."""
+        if self.rows is None:
+            return self._room
+        return torch.empty(self.staged_size, pin_memory=self._tier.device.type == "cuda").copy_(self.rows)
+
+    def _keep_rows(self, rows: Tensor) -> None:
+        self.rows = rows
+        if self.prepared is None:
+            self._stage()
+
+    def _stage(self) -> None:
+        """Rows of other tiers to the device."""
+        assert self.rows is not None
+        with _Ahead(self._tier) as ahead:
+            if self.staged_size:
+                sent = self.rows.to(self._tier.device, non_blocking=True).to(self._tier.storage.dtype)
+                self._staged = kernels.Staged(sent, *_send([self.staged_begins], self._tier.device))
                 ahead.keep([self._staged.rows, self._staged.begins])
         self._fetched = ahead
-        self.rows = rows
 
     def embed(self) -> Embedded:
-        if self._fetched is None:
+        if self.rows is None:
             raise BatchError("This lookup has no rows yet: fetch it before it is embedded.")
+        if self._grouped is None or self._fetched is None:  # prepared for something else
+            self._send()
+            self._stage()
+        assert self._grouped is not None and self._fetched is not None
         self._grouped.join()
         self._fetched.join()
         start = torch.empty(0, requires_grad=self.training, device=self._tier.device)
@@ -123,8 +154,8 @@ class DeviceLookup(Lookup):
         self.grads = [None if grad is None else grad.float().cpu().contiguous() for grad in self.grads]
         return super().gradients()
 
-    def update(self, step: int) -> None:
-        """Updates the device's rows where they are, and hands the others' summed gradients to their tiers."""
+    def finish(self, step: int) -> Gradients:
+        """Updates the device's rows where they are, and gives the others' summed gradients."""
         tier = self._tier
         handed = torch.empty(self.staged_size, device=tier.device) if self._staged is not None else None
         tier.begin_step(step)
@@ -139,13 +170,13 @@ class DeviceLookup(Lookup):
                 seed=tier.random() if tier.storage.dtype != torch.float32 else None,
             )
             tier.count(self._held, step)
-        self.finish(_to_host(handed), step)
+        self.count_accesses()
+        return _Arriving(handed)
 
-    def finish(self, handed: Floats, step: int) -> None:
-        """Hands the summed gradients of staged rows to their tiers, once the device's rows are updated."""
+    def count_accesses(self) -> None:
+        """Counts the batch as trained on."""
         self._tier.hits += self._placed.hits
         self._tier.lookups += self.shape.lookups
-        self._rest.update(self.routed, Gradients(handed), step, self.tickets)
 
     def _flat_grads(self) -> Tensor:
         """The gradients of all results, one after another; one that is missing counts as zeros."""
@@ -209,6 +240,8 @@ class DeviceLookup(Lookup):
     def _all_offsets(self) -> Ints:
         pooled = zip(self.batch.groups, self._pooled_names(), strict=True)
         offsets = [_offsets(group, names) for group, names in pooled if names]
+        if len(offsets) == 1 and not self.layout.sequences:
+            return offsets[0]
         return np.concatenate([*offsets, np.zeros(len(self.layout.sequences), np.int64)])
 
     def _all_weights(self) -> Floats | None:
@@ -236,45 +269,64 @@ def _offsets(group: Group, names: tuple[str, ...]) -> Ints:
 
 
 class Parcel:
-    """Arrays that go to a device in one copy, to the same place each time: `tensors` are there."""
+    """Arrays packed one behind another in pinned memory, to go to a device in one copy."""
 
-    def __init__(self, arrays: Sequence[npt.NDArray[Any] | None], device: torch.device) -> None:
+    def __init__(self, arrays: Sequence[npt.NDArray[Any] | None]) -> None:
+        self.kinds = tuple(None if a is None else (a.dtype, a.shape) for a in arrays)
         sizes = [0 if a is None else -(-a.nbytes // _ALIGNED) * _ALIGNED for a in arrays]
         self._begins = np.cumsum([0, *sizes]).tolist()
         self._pinned = torch.empty(self._begins[-1], dtype=torch.uint8, pin_memory=True)
-        self._there = torch.empty(self._begins[-1], dtype=torch.uint8, device=device)
-        self.tensors: list[Any] = [
-            None if a is None else self._there[b : b + a.nbytes].view(torch.from_numpy(a[:0]).dtype).view(a.shape)
-            for a, b in zip(arrays, self._begins, strict=False)
-        ]
-
-    def send(self, arrays: Sequence[npt.NDArray[Any] | None]) -> None:
-        """Arrays of the same shapes; the last ones must have arrived."""
         into = self._pinned.numpy()
         for a, begin in zip(arrays, self._begins, strict=False):
             if a is not None:
                 into[begin : begin + a.nbytes].view(a.dtype)[:] = a.reshape(-1)
-        self._there.copy_(self._pinned, non_blocking=True)
+
+    def send(self, device: torch.device, there: Tensor | None = None) -> Tensor:
+        """The bytes on the device, or in `there`; nobody waits for them."""
+        there = torch.empty(self._begins[-1], dtype=torch.uint8, device=device) if there is None else there
+        return there.copy_(self._pinned, non_blocking=True)
+
+    def tensors(self, there: Tensor) -> list[Any]:
+        """The arrays in bytes that were sent."""
+        found: list[Any] = []
+        for kind, begin in zip(self.kinds, self._begins, strict=False):
+            if kind is None:
+                found.append(None)
+                continue
+            empty = np.empty((0,), kind[0])
+            size = int(np.prod(kind[1])) * empty.itemsize
+            found.append(there[begin : begin + size].view(torch.from_numpy(empty).dtype).view(kind[1]))
+        return found
 
 
 def _send(arrays: Sequence[npt.NDArray[Any] | None], device: torch.device) -> list[Any]:
     """The arrays on the device; from pinned memory, so that nobody waits for them."""
     if device.type == "cpu":
         return [None if array is None else torch.from_numpy(array) for array in arrays]
-    parcel = Parcel(arrays, device)
-    parcel.send(arrays)
-    return parcel.tensors
+    parcel = Parcel(arrays)
+    return parcel.tensors(parcel.send(device))
 
 
-def _to_host(tensor: Tensor | None) -> Any:
-    if tensor is None:
-        return np.empty(0, np.float32)
-    if not tensor.is_cuda:
-        return tensor.numpy()
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    host.copy_(tensor, non_blocking=True)
-    torch.cuda.current_stream(tensor.device).synchronize()
-    return host.numpy()
+class _Arriving(Gradients):
+    """Gradients on their way from the device: whoever asks for them waits until they are here, and nobody else."""
+
+    def __init__(self, there: Tensor | None) -> None:
+        super().__init__(np.empty(0, np.float32))
+        self._event: Any = None
+        if there is not None and there.is_cuda:
+            self._host = torch.empty(there.shape, dtype=there.dtype, pin_memory=True)
+            self._host.copy_(there, non_blocking=True)
+            self._event = torch.cuda.current_stream(there.device).record_event()
+        elif there is not None:
+            self._flat = there.numpy()
+
+    @property
+    def flat(self) -> Floats:
+        if self._event is not None:
+            self._event.synchronize()
+            self._flat, self._event = self._host.numpy(), None
+        assert self._flat is not None
+        return self._flat
 
 
 class _Ahead:

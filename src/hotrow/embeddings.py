@@ -13,7 +13,8 @@ gradients are off, rows are read and nothing changes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,46 @@ from hotrow.data.batch import Batch
 from hotrow.device_lookup import DeviceLookup
 from hotrow.embedded import Embedded
 from hotrow.errors import BatchError, SettingsError, nearest
-from hotrow.lookup import Layout, Lookup
+from hotrow.lookup import Chosen, Layout, Lookup, Only
+from hotrow.peers import Peers
 from hotrow.plan import Plan
+from hotrow.store.pieces import RankSnapshot
 from hotrow.store.snapshot import Snapshot, restore
 from hotrow.table import Feature, Table
 from hotrow.tiers.device import DeviceTier
 from hotrow.tiers.host import HostTier
-from hotrow.tiers.router import Router
+from hotrow.tiers.ranks import check_ranks, move_rows, with_collective
+from hotrow.tiers.router import Routed, Router
 from hotrow.tiers.tier import Gradients, Tier
+from hotrow.world import World
+
+
+@dataclass(frozen=True)
+class Update:
+    """The gradients of one step: of a lookup, or of keys routed by `router`."""
+
+    step: int
+    of: Lookup | Routed
+    grads: Gradients
+    router: Router | None = None
+
+    def apply(self) -> None:
+        """Hands them to the tiers."""
+        if isinstance(self.of, Lookup):
+            self.of.update(self.grads, self.step)
+        else:
+            assert self.router is not None
+            self.router.update(self.of, self.grads, self.step)
+
+    def apply_first(self, chosen: Chosen) -> None:
+        """Hands local tiers all of a lookup's gradients, and remote ones those of chosen rows."""
+        assert isinstance(self.of, Lookup)
+        self.of.update_first(self.grads, self.step, chosen)
+
+    def apply_rest(self, chosen: Chosen) -> None:
+        """Hands remote tiers the gradients of all rows that were not chosen."""
+        assert isinstance(self.of, Lookup)
+        self.of.update_rest(self.grads, self.step, chosen)
 
 
 class Embeddings(nn.Module):
@@ -48,6 +81,7 @@ class Embeddings(nn.Module):
         tiers: Mapping[str, Tier] | None = None,
         plan: Plan | None = None,
         device: torch.device | str | None = None,
+        world: World | None = None,
     ) -> None:
         super().__init__()
         self.tables = _by_name("table", tables)
@@ -60,12 +94,16 @@ class Embeddings(nn.Module):
                 )
         self.seed = seed
         self.steps = 0
-        plan = plan or Plan.all_on("host", tables)
-        plan.check(tables)
+        self.world = world or World()
+        self._peers = Peers.of(self.world)
+        plan = plan or Plan.all_on("host" if self.world.size == 1 else "world", tables)
+        self._check(plan)
         self._device = torch.device(device or "cpu")
-        self.router = Router(self._with_device(tiers or {"host": HostTier(tables, seed)}, plan), plan)
+        if tiers is None:
+            tiers = {"host": HostTier(tables, seed)} if self.world.size == 1 else {}
+        self.router = Router(self._with_named(tiers, plan), plan)
         self.device_tier = self._computing_tier()
-        self.send_ahead = True  # whether a batch goes to the device as soon as it is grouped
+        self.prepare: Callable[[DeviceLookup], Any] | None = None  # instead of sending a grouped batch to the device
         self._layouts: dict[tuple[tuple[str, ...], ...], Layout] = {}
         self._pending: list[Lookup] = []
 
@@ -92,15 +130,33 @@ class Embeddings(nn.Module):
             [None if g.begins is None else g.begins.numpy() for g in batch.groups],
         )
         if self.device_tier is not None:
-            return DeviceLookup(batch, layout, grouping, self.router, self.device_tier, self.send_ahead)
+            return DeviceLookup(batch, layout, grouping, self.router, self.device_tier, self.prepare)
         return Lookup(batch, layout, grouping, self.router)
 
-    def fetch(self, lookup: Lookup) -> Lookup:
-        """Brings the lookup's rows. In training mode keys without a row get one, as the table's admission has it."""
-        if lookup.router is not self.router:  # grouped before the plan changed
+    def prefetch(self, lookup: Lookup, step: int) -> None:
+        """Brings what tiers with a cache lack for a lookup of a coming step. Any thread may, lookups in their order."""
+        if self.current(lookup):
+            self.router.prefetch(lookup.routed, step)
+
+    def fetch(self, lookup: Lookup, step: int | None = None, only: Only | None = None) -> Lookup:
+        """Brings the lookup's rows. In training mode keys without a row get one, as the table's admission has it.
+
+        `step` is the one that the lookup is for, counted from 0, where it is not the next. With `only`, rows of those
+        tiers are brought for which it holds, and the others are left for later.
+        """
+        if not self.current(lookup):
             lookup = self.group(lookup.batch)
-        lookup.fetch(self.steps, self.training and torch.is_grad_enabled())
+        lookup.fetch(self.steps if step is None else step, self.training and torch.is_grad_enabled(), only)
         return lookup
+
+    @property
+    def looks_ahead(self) -> int:
+        """Coming lookups that are worth a `prefetch`."""
+        return max(tier.looks_ahead for tier in self.router.tiers.values())
+
+    def current(self, lookup: Lookup) -> bool:
+        """Whether the lookup's rows are still where they were when it was grouped: no plan has changed since."""
+        return lookup.router is self.router
 
     def embed(self, lookup: Lookup) -> Embedded:
         """What a model sees of a fetched lookup; its gradients are applied by the next `step`."""
@@ -110,15 +166,21 @@ class Embeddings(nn.Module):
 
     def step(self) -> None:
         """Applies the gradients of every lookup since the last step, as one step of each table's optimizer."""
-        pending = [lookup for lookup in self._pending if lookup.grads is not None]
-        self._pending = []
-        if len(pending) == 1 and pending[0].router is self.router:
-            pending[0].update(self.steps)
-        else:
-            self._step_summed(pending)
-        self.steps += 1
+        self.finish().apply()
 
-    def _step_summed(self, pending: Sequence[Lookup]) -> None:
+    def finish(self) -> Update:
+        """Ends a step: takes the gradients of every lookup since the last one, to be applied now or later.
+
+        Updates are to be applied in their order; fetches and the steps that follow may come before.
+        """
+        pending = [lookup for lookup in self._pending if lookup.grads is not None]
+        step, self._pending = self.steps, []
+        self.steps += 1
+        if len(pending) == 1 and pending[0].router is self.router:
+            return Update(step, pending[0], pending[0].finish(step))
+        return self._summed(pending, step)
+
+    def _summed(self, pending: Sequence[Lookup], step: int) -> Update:
         """Several lookups, or none: one update with the sum of their gradients."""
         flat = [lookup.gradients().flat for lookup in pending]
         keys, grads, starts = [], [], [0]
@@ -138,15 +200,21 @@ class Embeddings(nn.Module):
             starts.append(starts[-1] + total.numel())
         routed = self.router.route(list(self.tables), keys, starts)
         if any(lookup.router is not self.router for lookup in pending):  # rows may have moved since they were fetched
-            self.router.fetch(routed, np.empty(starts[-1], np.float32), self.steps)
-        self.router.update(routed, Gradients(torch.cat(grads).numpy()), self.steps)
+            self.router.fetch(routed, np.empty(starts[-1], np.float32), step)
+        return Update(step, routed, Gradients(torch.cat(grads).numpy()), self.router)
 
     def replan(self, plan: Plan) -> None:
         """Moves rows, with state and clocks, to where `plan` has them. Lookups already made stay good.
 
         Costs a copy of every row that either plan names through host memory; a device never holds more than one plan's.
+        Several ranks must all do it between the same two steps; only rows that change their tier travel.
         """
-        plan.check(list(self.tables.values()))
+        self._check(plan)
+        if self.world.size > 1:
+            router = Router(self._with_named(self.router.tiers, plan), plan)
+            move_rows(self.router, router, self.world, self.steps)
+            self.router = router
+            return
         taken = {}
         for table in self.tables:
             shares = (*self.router.plan.shares[table], *plan.shares[table])
@@ -156,7 +224,7 @@ class Embeddings(nn.Module):
             taken[table] = [tier.stores()[table].take(part.keys) for tier, (part,) in owners]
         for name, tier in self.router.tiers.items():
             tier.replan(plan.keys_on(name))
-        self.router = Router(self._with_device(self.router.tiers, plan), plan)
+        self.router = Router(self._with_named(self.router.tiers, plan), plan)
         self.device_tier = self._computing_tier()
         for table, columns in taken.items():
             for rows in columns:
@@ -185,23 +253,35 @@ class Embeddings(nn.Module):
 
         With `base`, the last snapshot that was written or restored, it holds only what changed since then. The
         cut is between two steps of one thread; with others updating meanwhile it is one moment for each table.
+        Several ranks take one together, in a folder that all see; `write` returns on each when the whole is there.
         """
         for tier in self.router.tiers.values():
             tier.flush()
         stores = [(name, s) for tier in self.router.tiers.values() for name, s in tier.stores().items()]
-        return Snapshot(Path(folder), stores, self.steps, self.seed, None if base is None else Path(base))
+        below = None if base is None else Path(base)
+        if self.world.size > 1:
+            return RankSnapshot(Path(folder), stores, self.steps, self.seed, below, self._peers)
+        return Snapshot(Path(folder), stores, self.steps, self.seed, below)
 
     def restore(self, folder: Path | str) -> None:
-        """Rows, optimizer state and clocks as a snapshot has them, whatever tiers it was taken from."""
-        self.steps = restore(Path(folder), self.router, list(self.tables.values()), self.seed)
+        """Rows, optimizer state and clocks as a snapshot has them, whatever tiers and ranks it was taken from."""
+        self.steps = restore(Path(folder), self.router, list(self.tables.values()), self.seed, self._peers)
+        self._peers.agree("restored", "")  # nobody reads a row before who restores it has
         self._pending = []
 
-    def _with_device(self, tiers: Mapping[str, Tier], plan: Plan) -> dict[str, Tier]:
-        """The tiers, and a device tier where the plan names one that is not there."""
+    def _check(self, plan: Plan) -> None:
+        """Refuses a plan for other tables, one that ranks cannot share, and ranks with plans of their own."""
+        plan.check(list(self.tables.values()))
+        check_ranks(plan, list(self.tables.values()), self._peers)
+
+    def _with_named(self, tiers: Mapping[str, Tier], plan: Plan) -> dict[str, Tier]:
+        """The tiers, and those for a device or for several ranks that the plan names and that are not there."""
+        tables = list(self.tables.values())
+        tiers = with_collective(tiers, plan, tables, self.world, self.seed)
         named = {share.tier for shares in plan.shares.values() for share in shares}
         if "device" not in named or "device" in tiers:
-            return dict(tiers)
-        tables, keys = list(self.tables.values()), plan.keys_on("device")
+            return tiers
+        keys = plan.keys_on("device")
         tier = DeviceTier(tables, keys, device=self._device, seed=self.seed)
         tier.steps = self.steps
         return {"device": tier, **tiers}

@@ -10,7 +10,7 @@ row's while it updates the row; so until then what was given to `backward` must 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,9 +25,14 @@ from hotrow.embedded import Embedded, JaggedRows, PooledGroup
 from hotrow.errors import BatchError
 from hotrow.table import Feature, Table
 from hotrow.tiers.router import Routed, Router
-from hotrow.tiers.tier import Floats, Gradients, Places
+from hotrow.tiers.tier import Floats, Gradients, Part, Places, Tier
 
 _POOLINGS = ("sum", "mean", "sequence")
+
+
+Only = Callable[[Tier], bool]
+Chosen = Sequence[npt.NDArray[np.int64]]
+"""For each table of a batch the positions of some of its unique keys, ascending."""
 
 
 class Layout:
@@ -87,16 +92,28 @@ class Lookup:
     def _route(self) -> Routed:
         tables = self.layout.tables
         keys = [self.grouping.keys(t) for t in range(len(tables))]
-        return self.router.route(tables, keys, self.grouping.starts)
+        lookups = None
+        if self.router.wants_lookups:
+            lookups = [np.diff(self.grouping.lookup_starts(t)) for t in range(len(tables))]
+        return self.router.route(tables, keys, self.grouping.starts, lookups)
 
-    def fetch(self, step: int, training: bool) -> None:
-        """Brings the rows to train on, new ones included, or rows as they are."""
+    def fetch(self, step: int, training: bool, only: Only | None = None) -> None:
+        """Brings the rows to train on, new ones included, or rows as they are; with `only`, those of some tiers."""
         self.training = training
-        self.rows = torch.empty(self.grouping.starts[-1])
-        if training:
-            self.tickets = self.router.fetch(self.routed, self.rows.numpy(), step)
-        else:
-            self.router.read(self.routed, self.rows.numpy(), step)
+        if self.rows is None:
+            self.rows = torch.empty(self.grouping.starts[-1])
+        self._bring(self.rows.numpy(), step, only)
+
+    def _bring(self, rows: Floats, step: int, only: Only | None) -> None:
+        at = [i for i, (tier, _) in enumerate(self.routed) if only is None or only(tier)]
+        asked = [self.routed[i] for i in at]
+        if not self.training:
+            self.rest.read(asked, rows, step)
+            return
+        if self.tickets is None:
+            self.tickets = [None] * len(self.routed)
+        for i, ticket in zip(at, self.rest.fetch(asked, rows, step), strict=True):
+            self.tickets[i] = ticket
 
     def embed(self) -> Embedded:
         """What a model sees; autograd leads from here to `grads`."""
@@ -131,9 +148,47 @@ class Lookup:
             for old, new in zip(self.grads, given, strict=True)
         ]
 
-    def update(self, step: int) -> None:
+    def keys(self) -> list[npt.NDArray[np.int64]]:
+        """For each table the unique keys that tiers are asked for."""
+        return [self.grouping.keys(t) for t in range(len(self.layout.tables))]
+
+    def read_again(self, chosen: Chosen, step: int, only: Only) -> None:
+        """Brings rows of some tiers once more: those at the positions `chosen` for each table among `keys`."""
+        assert self.rows is not None
+        self.rest.read(narrow(_of(self.routed, only), chosen), self.rows.numpy(), step)
+
+    def finish(self, step: int) -> Gradients:
+        """Ends a step: updates what is at hand in this lookup, and gives the gradients that tiers are to apply."""
+        return self.gradients()
+
+    def update(self, grads: Gradients, step: int) -> None:
         """Hands the gradients to the tiers."""
-        self.router.update(self.routed, self.gradients(), step, self.tickets)
+        self.rest.update(self.routed, grads, step, self.tickets)
+
+    def update_first(self, grads: Gradients, step: int, chosen: Chosen) -> None:
+        """Hands local tiers all gradients, and remote ones those of chosen rows and of tables that count updates."""
+        assert self.tickets is not None
+        routed: Routed = []
+        tickets: list[Any] = []
+        for (tier, parts), ticket in zip(self.routed, self.tickets, strict=True):
+            first = [p if _counts_updates(tier, p) else _some(p, chosen[p.number]) for p in parts]
+            routed.append((tier, first if tier.remote else parts))
+            tickets.append(None if tier.remote else ticket)
+        self.rest.update(routed, grads, step, tickets)
+
+    def update_rest(self, grads: Gradients, step: int, chosen: Chosen) -> None:
+        """Hands remote tiers the gradients that `update_first` left out."""
+        others = [np.delete(np.arange(len(keys)), at) for keys, at in zip(self.keys(), chosen, strict=True)]
+        routed: Routed = []
+        for tier, parts in self.routed:
+            left = [_some(p, others[p.number]) for p in parts if tier.remote and not _counts_updates(tier, p)]
+            routed += [(tier, left)] if left else []
+        self.rest.update(routed, grads, step)
+
+    @property
+    def rest(self) -> Router:
+        """The router to the tiers that are asked."""
+        return self.router
 
     def gradients(self) -> Gradients:
         """The gradients of the batch's rows; a result that has none counts as zeros."""
@@ -173,6 +228,32 @@ class Lookup:
         windows = self.grouping.windows([name for name, *_ in self.layout.sequences].index(sequence))
         assert windows is not None
         return windows
+
+
+def _of(routed: Routed, only: Only) -> Routed:
+    return [(tier, parts) for tier, parts in routed if only(tier)]
+
+
+def narrow(routed: Routed, chosen: Chosen) -> Routed:
+    """The chosen rows of what was routed; every tier still has a part for each of its tables, maybe an empty one."""
+    return [(tier, [_some(part, chosen[part.number]) for part in parts]) for tier, parts in routed]
+
+
+def _some(part: Part, at: npt.NDArray[np.int64]) -> Part:
+    """The rows of a part that stand at these positions of its table's."""
+    here: npt.NDArray[Any] = at
+    if part.positions is not None:
+        wanted = np.zeros(int(part.positions.max(initial=-1)) + 1, np.bool_)
+        wanted[at[at < len(wanted)]] = True
+        here = wanted[part.positions]
+    positions = at if part.positions is None else part.positions[here]
+    lookups = None if part.lookups is None else part.lookups[here]
+    return part._replace(keys=part.keys[here], positions=positions, lookups=lookups)
+
+
+def _counts_updates(tier: Tier, part: Part) -> bool:
+    """Whether the table's optimizer goes by how many updates the table had, so that each must come in one piece."""
+    return tier.tables[part.table].optimizer.name == "adam"
 
 
 class _Pool(torch.autograd.Function):

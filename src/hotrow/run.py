@@ -23,14 +23,16 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from hotrow.data.neighbours import Neighbours
 from hotrow.data.steps import Step
 from hotrow.errors import SettingsError, nearest
 from hotrow.models import Model
-from hotrow.policy import Policy, Sync
+from hotrow.policy import Exact, Policy, Sync
 from hotrow.settings import Settings, parse
 from hotrow.sizes import parse_size
 from hotrow.store.optimizers import Optimizer, RowWiseAdagrad
 from hotrow.table import Admission, Eviction, Feature, Init, Table, Uniform
+from hotrow.tiers.cached import Cache
 from hotrow.toml import override_setting, to_toml
 from hotrow.train.dense import DenseAdam, DenseOptimizer
 
@@ -39,7 +41,7 @@ class Data(Settings):
     """What is read, and in which portions."""
 
     path: Path = Field(description="folder of a prepared data set")
-    batch_size: int = Field(4096, ge=1, description="samples a step")
+    batch_size: int = Field(4096, ge=1, description="samples a step, on each rank")
     shuffle: bool = Field(True, description="another order of samples in every epoch")
     seed: int = Field(0, ge=0, description="of the order of samples")
     train: str = Field("train", description="the split to train on")
@@ -159,6 +161,31 @@ class PlanSection(Settings):
         return None if self.memory is None else parse_size(self.memory)
 
 
+class Cluster(Settings):
+    """Where rows live that do not live in this process alone, and how they travel.
+
+    `hotrow up` fills in `shards` by itself. With several ranks and no shards each rank owns a part of the rows.
+    """
+
+    shards: tuple[str, ...] = Field((), description='addresses of running shards, as "tcp://127.0.0.1:7700"')
+    rows: Literal["host", "served", "sharded", "replicated"] | None = Field(
+        None,
+        description="host: this process; served: the shards; sharded: a part on each rank; replicated: all on each",
+    )
+    wire: Literal["float32", "bfloat16", "float16"] = Field("float32", description="rows and gradients on the way")
+    key: Path | None = Field(None, description="the trainers' key file, for shards on other machines (hotrow keys)")
+    timeout: float = Field(60.0, gt=0, description="seconds that a shard or another rank is waited for")
+    cache: Cache | None = Field(None, description="copies of rows in this process, in front of the shards")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Cluster:
+        if self.shards and self.rows not in (None, "served"):
+            raise PydanticCustomError("sentence", 'shards are given, so rows = "served"; leave one of the two out.')
+        if self.cache is not None and self.rows in ("sharded", "replicated"):
+            raise PydanticCustomError("sentence", 'a cache stands in front of shards; set rows = "served".')
+        return self
+
+
 class EarlyStopping(Settings):
     """Training stops when `metric` has not become better for `patience` evaluations in a row."""
 
@@ -201,7 +228,9 @@ class Train(Settings):
 class Output(Settings):
     """Where the run writes."""
 
-    folder: Path = Field(description="run folder: settings, metrics, TensorBoard events, checkpoints")
+    folder: Path = Field(
+        description="settings, metrics and checkpoints go here; runs/NAME of the run file if not given"
+    )
     tensorboard: bool = Field(True, description="also write TensorBoard events, where tensorboard is installed")
 
 
@@ -216,6 +245,7 @@ class Run(Settings):
     policy: Policy = Sync()
     train: Train = Train()
     plan: PlanSection | None = None
+    cluster: Cluster = Cluster()
     output: Output
 
     @model_validator(mode="after")
@@ -230,6 +260,16 @@ class Run(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _exact_needs_fresh_rows(self) -> Run:
+        if isinstance(self.policy, Exact) and self.cluster.cache is not None:
+            raise PydanticCustomError(
+                "sentence",
+                "policy: exact reads rows again where they live, so a cache is of no use to it. Take cluster.cache "
+                'away, or set policy.name = "sync" with cluster.cache.clock = 0.',
+            )
+        return self
+
     @field_validator("optimizer", mode="before")
     @classmethod
     def _adam_unless_named(cls, value: Any) -> Any:
@@ -237,10 +277,8 @@ class Run(Settings):
 
     @field_validator("policy", mode="before")
     @classmethod
-    def _known_policy(cls, value: Any) -> Any:
-        if isinstance(value, dict) and value.get("name", "sync") != "sync":
-            raise _unknown("policy", str(value["name"]), ["sync"])
-        return value
+    def _sync_unless_named(cls, value: Any) -> Any:
+        return {"name": "sync", **value} if isinstance(value, dict) else value
 
     def tables_of(self, names: Iterable[str]) -> list[Table]:
         """The tables called `names`, with their settings; refuses a section for a table that is not there.
@@ -289,12 +327,23 @@ def load_run(path: Path | str, overrides: Sequence[str] = ()) -> Run:
         raise SettingsError("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from None
     here = path.resolve().parent
     found: dict[str, Any] = {
-        "data": run.data.model_copy(update={"path": (here / run.data.path).resolve()}),
+        "data": _data_from(here, run.data),
         "output": run.output.model_copy(update={"folder": (here / run.output.folder).resolve()}),
     }
     if run.plan is not None and run.plan.path is not None:
         found["plan"] = run.plan.model_copy(update={"path": (here / run.plan.path).resolve()})
+    if run.cluster.key is not None:
+        found["cluster"] = run.cluster.model_copy(update={"key": (here / run.cluster.key).resolve()})
     return run.model_copy(update=found)
+
+
+def _data_from(here: Path, data: Data) -> Data:
+    """The data section with its relative paths taken from `here`."""
+    steps = (
+        step.model_copy(update={"graph": (here / step.graph).resolve()}) if isinstance(step, Neighbours) else step
+        for step in data.steps
+    )
+    return data.model_copy(update={"path": (here / data.path).resolve(), "steps": tuple(steps)})
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Checkpoints: complete or not there, checked when read, pruned without breaking a chain."""
 
+import contextlib
 import errno
 import json
 import shutil
@@ -9,8 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from hotrow.errors import CheckpointError
+from hotrow import Batch, Embeddings, Feature, Table
+from hotrow.errors import CheckpointError, MissedError
+from hotrow.plan import Plan
+from hotrow.service.shard import Shard
 from hotrow.train.checkpoint import Checkpoint, Checkpoints, chain_of
+from serving import served
 
 
 class Rows:
@@ -181,6 +186,44 @@ def test_a_full_disk_leaves_nothing_behind_and_is_said_in_a_sentence(tmp_path):
     rows.error = None
     save(checkpoints, 4, rows)
     assert names(checkpoints) == ["step-00000002", "step-00000004"]
+
+
+def test_a_checkpoint_that_was_missed_can_be_taken_again(tmp_path):
+    checkpoints, rows = Checkpoints(tmp_path), Rows()
+    rows.error = MissedError("a shard was started anew")
+    save(checkpoints, 4, rows)
+    assert checkpoints.missed == "a shard was started anew"
+    assert list(tmp_path.iterdir()) == []
+    rows.error = None
+    save(checkpoints, 5, rows)
+    assert checkpoints.missed == ""
+    assert names(checkpoints) == ["step-00000005"]
+
+
+def test_a_shard_that_was_started_anew_while_it_gave_its_rows_costs_the_snapshot_and_not_the_next(tmp_path):
+    tables = [Table(name="item", dim=2), Table(name="user", dim=2)]
+    first = contextlib.ExitStack()
+    shard = first.enter_context(Shard("tcp://127.0.0.1:*", folder=tmp_path / "rows"))
+    with first, served([shard.address], tables) as tier:
+        ours = Embeddings(
+            tables,
+            [Feature(name="item"), Feature(name="user")],
+            tiers={"served": tier},
+            plan=Plan.all_on("served", tables),
+        )
+        batch = Batch.plain({"item": torch.arange(9), "user": torch.arange(9)})
+        ours(batch).vectors().sum().backward()
+        ours.step()
+        begun = ours.snapshot(tmp_path / "first")
+        first.close()
+        with Shard(shard.address, folder=tmp_path / "rows"):
+            with pytest.raises(MissedError, match="Nothing of it is left"):
+                begun.write()
+            ours.snapshot(tmp_path / "second").write()
+            alone = Embeddings(tables, list(ours.features.values()))
+            alone.restore(tmp_path / "second")
+            assert torch.equal(alone.read("item", torch.arange(9)), ours.read("item", torch.arange(9)))
+    assert not (tmp_path / "first").exists()
 
 
 def test_an_unexpected_error_in_the_background_is_not_swallowed(tmp_path):

@@ -20,7 +20,11 @@ from hotrow.train.progress import Progress
 def lines(run, kind=None):
     """The metrics of a run without what depends on the clock of the wall."""
     timed = {"seconds", "samples_per_second", "stopped_training_for"}
-    found = [{k: v for k, v in line.items() if k not in timed} for line in RunFolder(run.output.folder).lines()]
+    found = [
+        {k: v for k, v in line.items() if k not in timed}
+        for line in RunFolder(run.output.folder).lines()
+        if line["kind"] != "machine"
+    ]
     return [line for line in found if line["kind"] == kind] if kind else found
 
 

@@ -1,64 +1,41 @@
 """The pipeline: order, how far stages run ahead, errors from the background, and closing."""
 
 import threading
+from functools import partial
 
 import pytest
-import torch
 
-from hotrow.data.batch import Batch
 from hotrow.errors import DataError
+from hotrow.train.exact import ExactPipeline
+from hotrow.train.hybrid import HybridPipeline
 from hotrow.train.pipeline import Pipeline
+from travel import Recorder, batches, number
+
+POLICIES = {
+    "sync": Pipeline,
+    "hybrid1": partial(HybridPipeline, staleness=1),
+    "hybrid3": partial(HybridPipeline, staleness=3),
+    "exact": partial(ExactPipeline, lead=2),
+}
+every_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())
 
 
-def batches(n):
-    for i in range(n):
-        yield Batch.plain({"item": torch.tensor([i])})
-
-
-def number(batch):
-    return int(batch["item"].values[0])
-
-
-class Recorder:
-    """Stands in for `Embeddings` and notes what is asked of it, from which thread."""
-
-    def __init__(self, fail_at=None):
-        self.events = []
-        self.fail_at = fail_at
-        self.grouped = threading.Semaphore(0)
-        self.fetched = threading.Semaphore(0)
-
-    def group(self, batch):
-        if self.fail_at == ("group", number(batch)):
-            raise DataError("cannot group")
-        self.grouped.release()
-        return number(batch)
-
-    def fetch(self, lookup):
-        if self.fail_at == ("fetch", lookup):
-            raise DataError("cannot fetch")
-        self.events.append(("fetch", lookup))
-        self.fetched.release()
-        return lookup
-
-    def step(self):
-        self.events.append(("update",))
-
-
-@pytest.mark.parametrize("staleness", [0, 1, 3])
-def test_batches_come_in_order_and_all_of_them(staleness):
-    with Pipeline(batches(9), Recorder(), ahead=2, staleness=staleness) as pipeline:
+@every_policy
+def test_batches_come_in_order_and_all_of_them(policy):
+    recorder = Recorder()
+    with policy(batches(9), recorder, ahead=2) as pipeline:
         seen = []
         for fetched in pipeline:
-            assert number(fetched.batch) == fetched.lookup
-            seen.append(fetched.lookup)
+            assert number(fetched.batch) == fetched.lookup.number
+            seen.append(fetched.lookup.number)
             pipeline.update()
     assert seen == list(range(9))
+    assert [e for e in recorder.events if e[0] == "update"] == [("update", i) for i in range(9)]
 
 
 def test_batches_that_are_only_scored_need_no_update():
     with Pipeline(batches(5), Recorder(), ahead=2) as pipeline:
-        assert [fetched.lookup for fetched in pipeline] == list(range(5))
+        assert [fetched.lookup.number for fetched in pipeline] == list(range(5))
 
 
 def test_without_staleness_every_fetch_follows_the_update_of_the_batch_before():
@@ -68,11 +45,11 @@ def test_without_staleness_every_fetch_follows_the_update_of_the_batch_before():
             pipeline.update()
     assert recorder.events == [
         ("fetch", 0),
-        ("update",),
+        ("update", 0),
         ("fetch", 1),
-        ("update",),
+        ("update", 1),
         ("fetch", 2),
-        ("update",),
+        ("update", 2),
     ]
 
 
@@ -83,21 +60,19 @@ def test_nothing_touches_the_tables_between_an_update_and_the_next_batch():
         pipeline.update()
         for _ in range(4):  # one taken, two waiting, one in hand: grouping has run as far ahead as it may
             assert recorder.grouped.acquire(timeout=30)
-        assert recorder.events == [("fetch", 0), ("update",)]
+        assert recorder.events == [("fetch", 0), ("update", 0)]
 
 
-def test_fetching_runs_ahead_of_updates_by_the_staleness_and_no_further():
+def test_tiers_are_told_of_so_many_coming_batches_and_no_more():
     recorder = Recorder()
-    with Pipeline(batches(8), recorder, ahead=8, staleness=2) as pipeline:
+    with Pipeline(batches(9), recorder, ahead=9, told=3) as pipeline:
         next(pipeline)
-        for _ in range(3):
-            assert recorder.fetched.acquire(timeout=30)
-        for _ in range(8):
-            assert recorder.grouped.acquire(timeout=30)
-        assert recorder.events == [("fetch", 0), ("fetch", 1), ("fetch", 2)]
+        for _ in range(4):  # the one that was taken, and three more
+            assert recorder.prefetched.acquire(timeout=30)
+        assert not recorder.prefetched.acquire(blocking=False)
+        assert [e for e in recorder.events if e[0] == "prefetch"] == [("prefetch", i, i) for i in range(4)]
         pipeline.update()
-        assert recorder.fetched.acquire(timeout=30)
-        assert recorder.events[3:] == [("update",), ("fetch", 3)]
+        assert [f.lookup.number for f in pipeline] == list(range(1, 9))
 
 
 def test_reading_runs_ahead_by_a_bounded_number_of_batches():
@@ -117,17 +92,58 @@ def test_reading_runs_ahead_by_a_bounded_number_of_batches():
 
 
 @pytest.mark.parametrize("stage", ["group", "fetch"])
-@pytest.mark.parametrize("staleness", [0, 2])
-def test_an_error_in_the_background_reaches_the_consumer_at_its_batch(stage, staleness):
+@every_policy
+def test_an_error_in_the_background_reaches_the_consumer_at_its_batch(stage, policy):
     seen = []
     with (
         pytest.raises(DataError, match=f"cannot {stage}"),
-        Pipeline(batches(5), Recorder((stage, 2)), ahead=2, staleness=staleness) as pipeline,
+        policy(batches(5), Recorder((stage, 2)), ahead=2) as pipeline,
     ):
         for fetched in pipeline:
-            seen.append(fetched.lookup)
+            seen.append(fetched.lookup.number)
             pipeline.update()
     assert seen == [0, 1]
+
+
+@every_policy
+def test_an_update_that_fails_is_the_consumers_business(policy):
+    before = threading.active_count()
+    with (
+        pytest.raises(DataError, match="cannot update"),
+        policy(batches(50), Recorder(("update", 2)), ahead=2) as pipeline,
+    ):
+        for _ in pipeline:
+            pipeline.update()
+    assert threading.active_count() == before
+
+
+@every_policy
+def test_the_last_update_that_fails_is_raised_at_the_end(policy):
+    pipeline = policy(batches(3), Recorder(("update", 2)), ahead=2)
+    with pytest.raises(DataError, match="cannot update"):
+        for _ in pipeline:
+            pipeline.update()
+        pipeline.close()
+
+
+@every_policy
+def test_while_paused_all_updates_are_applied_and_nothing_is_asked_of_the_tables(policy):
+    recorder = Recorder()
+    with policy(batches(20), recorder, ahead=2) as pipeline:
+        for _ in range(4):
+            next(pipeline)
+            pipeline.update()
+        with pipeline.paused():
+            seen = list(recorder.events)
+            assert ("update", 3) in seen
+            assert recorder.events == seen
+        assert [f.lookup.number for f in _trained(pipeline)] == list(range(4, 20))
+
+
+def _trained(pipeline):
+    for fetched in pipeline:
+        yield fetched
+        pipeline.update()
 
 
 def test_an_error_of_the_reader_reaches_the_consumer():
@@ -142,8 +158,8 @@ def test_an_error_of_the_reader_reaches_the_consumer():
             next(pipeline)
 
 
-@pytest.mark.parametrize("staleness", [0, 2])
-def test_closing_early_ends_the_threads_and_closes_the_source(staleness):
+@every_policy
+def test_closing_early_ends_the_threads_and_closes_the_source(policy):
     closed = threading.Event()
 
     def source():
@@ -153,8 +169,18 @@ def test_closing_early_ends_the_threads_and_closes_the_source(staleness):
             closed.set()
 
     before = threading.active_count()
-    with Pipeline(source(), Recorder(), ahead=2, staleness=staleness) as pipeline:
+    with policy(source(), Recorder(), ahead=2) as pipeline:
         next(pipeline)
     assert closed.is_set()
     assert threading.active_count() == before
     assert list(pipeline) == []
+
+
+@every_policy
+def test_closing_applies_the_updates_that_were_given(policy):
+    recorder = Recorder()
+    with policy(batches(9), recorder, ahead=2) as pipeline:
+        for _ in range(3):
+            next(pipeline)
+            pipeline.update()
+    assert ("update", 2) in recorder.events

@@ -2,7 +2,8 @@
 
 An access is one sample's use of one key: what profiles count and plans predict. A deduplicated batch looks a row up
 once for many samples, so its lookups are weighted by the samples that share them. A thread of its own does it, a few
-batches behind at most; where nothing is shared and no key is counted, the tier's own counts are taken, at no cost.
+batches behind at most: `settle` before rows move. Where nothing is shared and no key is counted, the tier's own counts
+are taken, at no cost.
 
 Live counts forget: each new plan halves them, so the batches of i plans ago weigh 2^-i. They keep four keys for each
 row that the budget could hold, and at least 65,536; beyond, the rare ones are dropped with a known error (`KeyCounts`).
@@ -63,13 +64,13 @@ class Accesses:
         """Counts a batch whose update was just made."""
         before, self._seen = self._seen, (self._tier.hits, self._tier.lookups)
         shared = any(group.inverse is not None or group.begins is not None for group in batch.groups)
-        if not shared:
-            self.hits += self._seen[0] - before[0]
-            self.total += self._seen[1] - before[1]
         if shared or self.counts is not None:
             while len(self._behind) >= _BEHIND:
                 self._behind.popleft().result()
-            self._behind.append(self._pool.submit(self._count, batch, shared))
+            self._behind.append(self._pool.submit(self._count, batch))
+        else:
+            self.hits += self._seen[0] - before[0]
+            self.total += self._seen[1] - before[1]
 
     def settle(self) -> Seen:
         """Hits and accesses of all batches seen; returns when they have been counted."""
@@ -86,12 +87,11 @@ class Accesses:
     def close(self) -> None:
         self._pool.shutdown()
 
-    def _count(self, batch: Batch, shared: bool) -> None:
+    def _count(self, batch: Batch) -> None:
         for table, keys, times in uses(batch, self._table_of):
-            if shared:
-                held = self._tier.maps[self._number[table]].find(keys) >= 0
-                self.hits += int(held.sum() if times is None else times[held].sum())
-                self.total += len(keys) if times is None else int(times.sum())
+            held = self._tier.maps[self._number[table]].find(keys) >= 0
+            self.hits += int(held.sum() if times is None else times[held].sum())
+            self.total += len(keys) if times is None else int(times.sum())
             if self.counts is not None:
                 self.counts[table].add(keys, times)
 
@@ -117,9 +117,10 @@ def _uses(group: Group, number: int, samples: Keys | None) -> tuple[Keys, Keys |
     ends, first = begins + lengths[lengths > 0], int(begins.min())
     size = int(ends.max()) - first
     weights = None if samples is None else samples[lengths > 0]
-    # A key is used by every window that began at or before it and has not ended.
+    # A key is used by every window that began at or before it and has not ended; one between windows by none.
     entered = np.bincount(begins - first, weights, size + 1) - np.bincount(ends - first, weights, size + 1)
-    return values[first : first + size], np.cumsum(entered)[:-1].astype(np.int64)
+    times = np.cumsum(entered)[:-1].astype(np.int64)
+    return values[first : first + size][times > 0], times[times > 0]
 
 
 def _limit(table: Table, memory: int) -> int:

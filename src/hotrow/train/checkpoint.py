@@ -9,6 +9,9 @@
 A folder is written beside its place under a hidden name and renamed, so whatever is killed, a folder with a
 `step-` name is whole. The cut is made in the caller's thread and copies the dense part; writing goes on in
 another thread while training does. Row files are hashed once, by the snapshot; here only its manifest is.
+
+Several ranks cut and write the rows together, each its own, into a folder that all of them see; the rest is the first
+rank's. A checkpoint says nothing of ranks, shards or tiers: any number of any of them can go on from it.
 """
 
 from __future__ import annotations
@@ -25,8 +28,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotrow.errors import CheckpointError
+from hotrow.errors import CheckpointError, MissedError
 from hotrow.files import flush, sha256, write_text
+from hotrow.peers import Peers
+from hotrow.world import World
 
 FORMAT = "hotrow-checkpoint"
 VERSION = 1
@@ -75,13 +80,15 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoints of one run: writes them, finds them, and takes old ones away."""
 
-    def __init__(self, folder: Path, *, keep: int = 2, incremental: int = 0) -> None:
+    def __init__(self, folder: Path, *, keep: int = 2, incremental: int = 0, peers: Peers | None = None) -> None:
         self.folder = folder
+        self._peers = peers or Peers(World())
         self._keep = keep
         self._incremental = incremental
         self._chain: list[Path] = []  # the last full checkpoint of this process and the incremental ones on it
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self.missed = ""  # why the last one was not written, if it can be taken again
 
     def all(self) -> list[Path]:
         """The complete checkpoints, oldest first."""
@@ -124,15 +131,18 @@ class Checkpoints:
         called in the background with the finished folder. `wait()` and the next `save` raise what went wrong.
         """
         self.wait()
+        self.missed = ""
         final = self.at(step)
-        if (final / "manifest.json").is_file():
+        base = self._base(final)
+        if base == final:
             return
         beside = self.folder / f".{final.name}"
-        base = self._chain[-1] if 0 < len(self._chain) <= self._incremental else None
+        first = self._peers.world.rank == 0
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(beside, ignore_errors=True)
-            beside.mkdir()
+            if first:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                shutil.rmtree(beside, ignore_errors=True)
+                beside.mkdir()
             snapshot = embeddings.snapshot(beside / "rows", base / "rows" if base else None)
         except OSError as error:
             raise self._failed(step, error) from error
@@ -140,15 +150,21 @@ class Checkpoints:
         def write() -> None:
             try:
                 snapshot.write()
-                self._write(beside, step, arrays, state, base)
-                beside.rename(final)
-                flush(self.folder)
+                if first:
+                    self._write(beside, step, arrays, state, base)
+                    beside.rename(final)
+                    flush(self.folder)
                 self._chain = [*self._chain, final] if base else [final]
-                self._prune(protect)
+                if first:
+                    self._prune(protect)
             except BaseException as error:
                 snapshot.abort()
-                shutil.rmtree(beside, ignore_errors=True)
+                if first:
+                    shutil.rmtree(beside, ignore_errors=True)
                 self._chain = []  # the tables may count as changed only what came after the rows just removed
+                if isinstance(error, MissedError):
+                    self.missed = str(error)
+                    return
                 cause = error.__cause__ if isinstance(error, CheckpointError) else error
                 self._error = self._failed(step, cause) if isinstance(cause, OSError) else error
             else:
@@ -157,6 +173,14 @@ class Checkpoints:
 
         self._thread = threading.Thread(target=write, name="hotrow-checkpoint")
         self._thread.start()
+
+    def _base(self, final: Path) -> Path | None:
+        """What a new checkpoint stands on, as the first of several ranks knows it; itself if it is there already."""
+        base = self._chain[-1] if 0 < len(self._chain) <= self._incremental else None
+        if (final / "manifest.json").is_file():
+            base = final
+        name = self._peers.agree("checkpoint", "" if base is None else base.name)[0]
+        return self.folder / name if name else None
 
     def wait(self) -> None:
         """Returns when nothing is being written; raises `CheckpointError` if the last one could not be."""

@@ -193,6 +193,8 @@ class DenseStep:
             group["lr"] = self._rate
             if "capturable" in group:
                 group["capturable"] = True
+            if "fused" in group and device.type == "cuda":  # one kernel for all parameters
+                group["fused"], group["foreach"] = True, False
         for state in self.optimizer.state.values():
             if "step" in state:
                 state["step"] = state["step"].to(device)

@@ -22,27 +22,48 @@ from hotrow.data.steps import schema_after
 from hotrow.embeddings import Embeddings
 from hotrow.errors import CheckpointError, DataError, SettingsError
 from hotrow.models import ModelInputs, build
+from hotrow.policy import Exact, Hybrid, Policy
 from hotrow.run import Run
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.dense import DenseForward
+from hotrow.train.exact import ExactPipeline
+from hotrow.train.hybrid import HybridPipeline
 from hotrow.train.logs import RunFolder
 from hotrow.train.metrics import Metrics
+from hotrow.train.phases import Phases
 from hotrow.train.pipeline import Fetched, Inputs, Pipeline
+from hotrow.train.placing import Placing, place
 from hotrow.train.progress import Progress
+from hotrow.train.ranks import Ranks
+from hotrow.world import World
 
 
 class Ranker:
-    """Data set, tables and model of a run, freshly made from its seed."""
+    """Data set, tables and model of a run, freshly made from its seed.
 
-    def __init__(self, run: Run) -> None:
+    With `ranks`, rows live where the run has them and data is split over ranks; without, all is in this process.
+    """
+
+    def __init__(self, run: Run, ranks: Ranks | None = None, progress: Progress | None = None) -> None:
         self.run = run
         self.device = _device(run)
+        self.ranks = ranks or Ranks(World(), self.device)
+        self.device = self.ranks.device
         self.data = DataSet.open(run.data.path)
         schema = schema_after(run.data.steps, self.data.schema)
         features = run.features_of(schema.feature_settings())
         tables = run.tables_of(feature.table for feature in features)
         dims = {table.name: table.dim for table in tables}
-        self.embeddings = Embeddings(tables, features, seed=run.train.seed, device=self.device)
+        placing = Placing(None, None) if ranks is None else place(run, tables, ranks, (progress or Progress()).say)
+        self.embeddings = Embeddings(
+            tables,
+            features,
+            seed=run.train.seed,
+            tiers=placing.tiers,
+            plan=placing.plan,
+            device=self.device,
+            world=self.ranks.world,
+        )
         torch.manual_seed(run.train.seed)
         inputs = ModelInputs(features, {f.name: dims[f.table] for f in features}, len(schema.dense))
         self.model = build(run.model, inputs).to(self.device)
@@ -51,13 +72,57 @@ class Ranker:
     def reader(self, split: str, *, shuffle: bool, only: Marks | None = None, batch_size: int | None = None) -> Reader:
         """Batches of a split, or of its marked samples."""
         data = self.run.data
-        size = batch_size or data.batch_size
-        return Reader(self.data, split, size, shuffle=shuffle, seed=data.seed, steps=data.steps, only=only)
+        size, world = batch_size or data.batch_size, self.ranks.world
+        return Reader(
+            self.data,
+            split,
+            size,
+            shuffle=shuffle,
+            seed=data.seed,
+            rank=world.rank,
+            world=world.size,
+            steps=data.steps,
+            only=only,
+        )
 
-    def pipeline(self, batches: Iterable[Batch], staleness: int = 0) -> Pipeline:
-        """Batches on their way through this run's tables."""
-        pin = self.device.type == "cuda"
-        return Pipeline(batches, self.embeddings, ahead=self.run.policy.ahead, staleness=staleness, pin=pin)
+    def whole_reader(self, split: str) -> Reader:
+        """All batches of a split, in order: of a size that leaves no sample over when ranks share them out."""
+        size, ranks = self.run.data.batch_size, self.ranks.world.size
+        samples = self.data.samples(split)
+        while size > 1 and 0 < samples % (size * ranks) < ranks:
+            size -= 1
+        reader = self.reader(split, shuffle=False, batch_size=size)
+        if reader.dropped:
+            raise DataError(f'The split "{split}" has {samples} samples, too few for {ranks} ranks. Evaluate on one.')
+        return reader
+
+    def close(self) -> None:
+        """Frees what tiers hold; changes that a cache still has are written back."""
+        for tier in self.embeddings.router.tiers.values():
+            tier.close()
+
+    def pipeline(
+        self, batches: Iterable[Batch], policy: Policy | None = None, phases: Phases | None = None
+    ) -> Pipeline:
+        """Batches on their way through this run's tables, to be trained on under a policy or only to be scored."""
+        pin, workers = self.device.type == "cuda", self.ranks.world.size
+        if isinstance(policy, Hybrid) and policy.staleness:
+            return HybridPipeline(
+                batches,
+                self.embeddings,
+                staleness=policy.staleness,
+                workers=workers,
+                ramp=policy.ramp,
+                worst=policy.worst,
+                ahead=policy.ahead,
+                pin=pin,
+                phases=phases,
+            )
+        if isinstance(policy, Exact):
+            exchange = self.ranks.gather if workers > 1 else None
+            return ExactPipeline(batches, self.embeddings, lead=policy.ahead, exchange=exchange, pin=pin, phases=phases)
+        told = self.embeddings.looks_ahead if policy is not None else 0
+        return Pipeline(batches, self.embeddings, ahead=self.run.policy.ahead, told=told, pin=pin, phases=phases)
 
     def train(self, on: bool = True) -> None:
         """Switches dropout, batch statistics and the making of rows on or off."""
@@ -86,14 +151,15 @@ class Ranker:
 def evaluate(
     ranker: Ranker, split: str, progress: Progress | None = None, *, samples: int | None = None
 ) -> dict[str, float]:
-    """The metrics of a split, or of the batches that hold its first `samples`.
+    """The metrics of a split, or of the batches that hold its first `samples`; of all ranks' samples together.
 
     The ranker is in training mode again afterwards if it was before.
     """
     progress = progress or Progress()
     metrics = Metrics()
-    reader = ranker.reader(split, shuffle=False)
-    batches = len(reader) if samples is None else min(len(reader), -(-samples // reader.batch_size))
+    reader = ranker.whole_reader(split)
+    step = reader.batch_size * reader.world
+    batches = len(reader) if samples is None else min(len(reader), -(-samples // step))
     training = ranker.model.training
     ranker.train(False)
     progress.start(batches, 0, "Evaluating batch")
@@ -109,7 +175,7 @@ def evaluate(
     finally:
         progress.stop()
         ranker.train(training)
-    return metrics.compute()
+    return ranker.ranks.merged(metrics)
 
 
 def evaluate_path(
@@ -123,8 +189,9 @@ def evaluate_path(
     split = split or run.data.test or run.data.train
     with host(run):
         ranker = Ranker(run)
-        ranker.restore(checkpoint, checkpoint.arrays())
-        return checkpoint.folder, split, evaluate(ranker, split, progress)
+        with contextlib.closing(ranker):
+            ranker.restore(checkpoint, checkpoint.arrays())
+            return checkpoint.folder, split, evaluate(ranker, split, progress)
 
 
 def _find(path: Path) -> tuple[RunFolder, Checkpoint]:

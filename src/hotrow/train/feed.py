@@ -19,6 +19,7 @@ from hotrow.data.batch import Batch
 from hotrow.errors import HotrowError
 from hotrow.train.evaluate import Ranker
 from hotrow.train.logs import RunFolder
+from hotrow.train.phases import Phases
 from hotrow.train.pipeline import Fetched, Pipeline
 
 Line = tuple[str, dict[str, Any]]
@@ -32,13 +33,39 @@ class Feed:
         self.ranker, self.run = ranker, ranker.run
         if not ranker.data.samples(self.run.data.train):
             raise HotrowError(f'The split "{self.run.data.train}" of {self.run.data.path} has no samples to train on.')
-        self.step = 0
+        self.step = self.epoch = self.batch = 0  # steps made, and the batch of this epoch that comes next
+        self._epoch_reader = ranker.reader(self.run.data.train, shuffle=False)
+        if not len(self._epoch_reader):
+            raise HotrowError(
+                f'The split "{self.run.data.train}" of {self.run.data.path} has fewer samples than there are ranks, '
+                f"{ranker.ranks.world.size}."
+            )
+        self.phases = Phases()
         self._pipeline: Pipeline | None = None
 
     @property
     def batches(self) -> int:
         """Steps an epoch has."""
-        return len(self.ranker.reader(self.run.data.train, shuffle=False))
+        return len(self._epoch_reader)
+
+    @property
+    def epoch_of_last(self) -> int:
+        """The epoch of the last step that was made."""
+        return self.epoch - 1 if self.epoch and not self.batch else self.epoch
+
+    @property
+    def left(self) -> int:
+        """Steps up to the end of the last epoch."""
+        return max(0, (self.run.train.epochs - self.epoch) * self.batches - self.batch)
+
+    @property
+    def step_samples(self) -> int:
+        """Samples of the step that comes next, on all ranks together."""
+        return min(self._most, self._epoch_reader.samples - self.batch * self._most)
+
+    @property
+    def _most(self) -> int:
+        return self._epoch_reader.world * self._epoch_reader.batch_size
 
     def start(self) -> list[str]:
         """Makes ready for a run's first step; says what there is to say."""
@@ -48,12 +75,17 @@ class Feed:
         """Writes what a started run keeps of its start."""
 
     def restore(self, step: int, state: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> None:
-        """Makes ready to go on after `step`, from what `state` and `arrays` gave; rows are restored afterwards."""
-        self.step = step
+        """Makes ready to go on after `step`, from what `state` and `arrays` gave; rows are restored afterwards.
+
+        The position is kept in samples, so that another number of ranks can go on: from the step of theirs that has the
+        next sample, which repeats less than a step where theirs begin elsewhere.
+        """
+        self.step, self.epoch = step, state["epoch"]
+        self.batch = state["sample"] // self._most
 
     def state(self) -> dict[str, Any]:
         """Where the feed stands, as JSON has it."""
-        return {}
+        return {"epoch": self.epoch, "sample": self.batch * self._most}
 
     def arrays(self) -> dict[str, Tensor]:
         """The large part of the state, which does not change any more."""
@@ -65,17 +97,20 @@ class Feed:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._pipeline is not None and kind is not None:
+            self._pipeline.close(drop=True)
+            self._pipeline = None
         self.close()
 
     def close(self) -> None:
-        """Ends what runs in the background."""
+        """Applies the updates still to be made, and ends what runs in the background."""
         if self._pipeline is not None:
-            self._pipeline.close()
-            self._pipeline = None
+            pipeline, self._pipeline = self._pipeline, None
+            pipeline.close()
 
     def __next__(self) -> Fetched:
         if self._pipeline is None:
-            self._pipeline = self.ranker.pipeline(self._order(), self.run.policy.staleness)
+            self._pipeline = self.ranker.pipeline(self._order(), self.run.policy, self.phases)
         return next(self._pipeline)
 
     def update(self, batch: Batch) -> None:
@@ -83,6 +118,8 @@ class Feed:
         assert self._pipeline is not None
         self._pipeline.update()
         self.step += 1
+        self.batch += 1
+        self._next_epoch()
 
     def between_steps(self) -> list[Line]:
         """What is due after a step; lines of metrics about it."""
@@ -96,15 +133,24 @@ class Feed:
         """What came of the plan, at the end of a run; `said` is a sentence."""
         return {}
 
+    def _next_epoch(self) -> None:
+        if self.batch >= self.batches:
+            self.epoch, self.batch = self.epoch + 1, 0
+
     def _order(self) -> Iterator[Batch]:
         """The batches from where the run stands to the end of its last epoch."""
         reader = self.ranker.reader(self.run.data.train, shuffle=self.run.data.shuffle)
-        epoch, batch = divmod(self.step, len(reader))
+        self._next_epoch()
+        epoch, batch = self.epoch, self.batch
         while epoch < self.run.train.epochs:
             reader.seek(epoch, batch)
             yield from reader
             epoch, batch = epoch + 1, 0
 
-    def _paused(self) -> contextlib.AbstractContextManager[None]:
-        """While open, nothing looks at tables or plan."""
+    def staleness(self) -> dict[str, Any]:
+        """How stale rows were since the last time it was asked; nothing where all were fresh."""
+        return {} if self._pipeline is None else self._pipeline.staleness()
+
+    def paused(self) -> contextlib.AbstractContextManager[None]:
+        """While open, nothing looks at tables or plan, and all updates are applied."""
         return contextlib.nullcontext() if self._pipeline is None else self._pipeline.paused()

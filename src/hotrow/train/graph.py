@@ -8,7 +8,7 @@ for, is captured anew, so batches whose lengths vary are better trained without.
 
     step = GraphStep(embeddings, model, dense, loss)
     for batch in batches:
-        loss = step(embeddings.fetch(embeddings.group(batch)), batch.dense, batch.labels)
+        loss = step(embeddings.fetch(embeddings.group(batch)))
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from hotrow.device_lookup import DeviceLookup, Parcel
 from hotrow.embedded import Embedded, PooledGroup
 from hotrow.embeddings import Embeddings
 from hotrow.errors import SettingsError
+from hotrow.tiers.tier import Gradients
 from hotrow.train.dense import DenseStep
 
 _WARM = 3  # steps before the capture
@@ -32,48 +33,63 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class GraphStep:
-    """Trains one batch a call; the loss it returns is overwritten by the next one."""
+    """Trains one batch a call; the loss it returns is overwritten by the next one.
+
+    From now on `embeddings` packs grouped batches for the graph, in whichever thread groups them. A lookup of theirs
+    can still be embedded, as an evaluation does; it is sent to the device then.
+    """
 
     def __init__(self, embeddings: Embeddings, model: nn.Module, dense: DenseStep, loss: Loss) -> None:
         if embeddings.device_tier is None or embeddings.device_tier.device.type != "cuda":
             raise SettingsError("A CUDA graph needs embeddings whose results are computed on a CUDA device.")
         self._embeddings, self._model, self._dense, self._loss = embeddings, model, dense, loss
         self._tier = embeddings.device_tier
-        embeddings.send_ahead = False
+        embeddings.prepare = self._pack
         dense.on_device(self._tier.device)
         self._stream: Any = torch.cuda.Stream(self._tier.device)  # type: ignore[no-untyped-call]
         self._captured: _Captured | None = None
 
-    def __call__(self, lookup: DeviceLookup, dense: Tensor | None, labels: Tensor) -> Tensor:
+    def __call__(self, lookup: DeviceLookup) -> Tensor:
         """One step of everything; the lookup is fetched."""
         step = self._embeddings.steps
-        inputs = [None if t is None else t.numpy() for t in (dense, labels)]
-        if self._captured is None or not self._captured.fits(lookup, inputs):
-            self._captured = _Captured(self, lookup, inputs)
+        if not isinstance(lookup.prepared, Parcel):
+            raise SettingsError("This lookup was grouped before there was a graph; group its batch again.")
+        if self._captured is None or not self._captured.fits(lookup):
+            self._captured = _Captured(self, lookup)
         self._tier.begin_step(step)
         self._dense.begin_step()
         with torch.cuda.stream(self._stream):
-            loss, handed = self._captured.run(lookup, inputs, step)
+            loss, handed = self._captured.run(lookup, step)
         self._stream.synchronize()
-        lookup.finish(handed, step)
+        lookup.count_accesses()
+        lookup.update(Gradients(handed), step)
         self._embeddings.steps += 1
         return loss
+
+    def _pack(self, lookup: DeviceLookup) -> Parcel:
+        """What differs from batch to batch, but for cold rows; numbers of rows that are here padded to one length."""
+        batch = lookup.batch
+        if any(group.inverse is not None or group.begins is not None for group in batch.groups):
+            raise SettingsError(
+                "A CUDA graph takes batches without deduplicated groups, which differ from batch to batch."
+            )
+        held = np.full(lookup.shape.lookups, len(self._tier.clock) - 1, np.int32)
+        held[: len(lookup.held)] = lookup.held
+        inputs = [None if t is None else t.numpy() for t in (batch.dense, batch.labels)]
+        return Parcel([lookup.slots, lookup.offsets, lookup.weights, lookup.staged_begins, held, *inputs])
 
 
 class _Captured:
     """A step for batches of one shape: buffers that stay where they are, and the graph once it is captured."""
 
-    def __init__(self, owner: GraphStep, lookup: DeviceLookup, inputs: list[Any]) -> None:
+    def __init__(self, owner: GraphStep, lookup: DeviceLookup) -> None:
         self._owner, self._tier = owner, owner._tier
-        if any(group.inverse is not None or group.begins is not None for group in lookup.batch.groups):
-            raise SettingsError(
-                "A CUDA graph takes batches without deduplicated groups, which differ from batch to batch."
-            )
         self._shape, self._room = lookup.shape, int(lookup.staged_size * 1.25) + 4096
-        self._lookups, self._sizes = lookup.shape.lookups, [None if a is None else a.shape for a in inputs]
-        self._held_room = self._lookups
         device = self._tier.device
-        self._parcel = Parcel([*self._arrays(lookup, 0), *inputs], device)
+        self._kinds = lookup.prepared.kinds
+        self._there = lookup.prepared.send(device)
+        self._inputs = lookup.prepared.tensors(self._there)
+        self._step_number = torch.zeros(1, dtype=torch.int32, device=device)
         self._rows = torch.zeros(self._room, dtype=self._tier.storage.dtype, device=device)
         self._handed = torch.zeros(self._room, device=device)
         self._back = torch.empty(self._room, pin_memory=True)
@@ -81,16 +97,13 @@ class _Captured:
         self._steps = 0
         self._result: Tensor | None = None
 
-    def fits(self, lookup: DeviceLookup, inputs: list[Any]) -> bool:
-        return (
-            lookup.shape is self._shape
-            and lookup.staged_size <= self._room
-            and [None if a is None else a.shape for a in inputs] == self._sizes
-        )
+    def fits(self, lookup: DeviceLookup) -> bool:
+        return lookup.shape is self._shape and lookup.staged_size <= self._room and lookup.prepared.kinds == self._kinds
 
-    def run(self, lookup: DeviceLookup, inputs: list[Any], step: int) -> tuple[Tensor, Any]:
+    def run(self, lookup: DeviceLookup, step: int) -> tuple[Tensor, Any]:
         """The loss, and the gradients of the staged rows as they will be on the host when the stream is done."""
-        self._parcel.send([*self._arrays(lookup, step), *inputs])
+        lookup.prepared.send(self._tier.device, self._there)
+        self._step_number.fill_(step)
         assert lookup.rows is not None
         n = lookup.staged_size
         self._rows[:n].copy_(lookup.rows, non_blocking=True)
@@ -101,7 +114,8 @@ class _Captured:
         else:
             torch.cuda.synchronize()
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, stream=self._owner._stream):
+            # Other threads group batches meanwhile, and may ask CUDA for pinned memory.
+            with torch.cuda.graph(self._graph, stream=self._owner._stream, capture_error_mode="thread_local"):
                 self._result = self._step(lookup)
             self._graph.replay()
         self._steps += 1
@@ -109,14 +123,8 @@ class _Captured:
         assert self._result is not None
         return self._result, self._back.numpy()[:n]
 
-    def _arrays(self, lookup: DeviceLookup, step: int) -> list[Any]:
-        """What differs from batch to batch besides the inputs; rows that are here padded to one length."""
-        held = np.full(self._held_room, len(self._tier.clock) - 1, np.int32)
-        held[: len(lookup.held)] = lookup.held
-        return [lookup.slots, lookup.offsets, lookup.weights, lookup.staged_begins, held, np.array([step], np.int32)]
-
     def _step(self, lookup: DeviceLookup) -> Tensor:
-        slots, offsets, weights, begins, held, step, dense, labels = self._parcel.tensors
+        slots, offsets, weights, begins, held, dense, labels = self._inputs
         owner, tier, shape = self._owner, self._tier, self._shape
         staged = kernels.Staged(self._rows, begins)
         grouping = kernels.group(tier.storage, shape, slots, offsets, weights)
@@ -129,5 +137,5 @@ class _Captured:
         owner._dense.apply()
         assert results.grad is not None
         kernels.update(tier.storage, shape, grouping, results.grad, staged=staged, handed=self._handed)
-        tier.count(held.long(), step)
+        tier.count(held.long(), self._step_number)
         return loss.detach()

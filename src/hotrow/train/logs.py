@@ -1,9 +1,11 @@
 """The run folder: settings as run, metrics as JSON lines, TensorBoard events, checkpoints.
 
     settings.toml     a run file again, with every default spelled out and paths made absolute
-    metrics.jsonl     one object a line, each with "kind" and "step"; flushed line by line
+    metrics.jsonl     one object a line, each with "kind" and "step"; flushed line by line. train, evaluate, switch,
+                      plan: the same in every run of the same settings; checkpoint, machine, tier: of this one
     tensorboard/      the same numbers as events, where tensorboard is installed
     start.plan        the plan that the run made for itself when it started
+    report.html       what `hotrow report` makes of all this, unless told to write it elsewhere
     checkpoints/      see `checkpoint.py`
 
 A resumed run cuts `metrics.jsonl` back to the step it resumes from, so it reads as if nothing had happened.
@@ -39,6 +41,8 @@ _FREE = {
     "data.test",
 }
 
+_PLACES = "cluster"  # where rows live may change: a checkpoint goes on anywhere
+
 
 class RunFolder:
     """Where one run keeps what it writes."""
@@ -50,6 +54,7 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.tensorboard = self.path / "tensorboard"
         self.plan = self.path / "start.plan"
+        self.report = self.path / "report.html"
 
     @property
     def exists(self) -> bool:
@@ -90,14 +95,26 @@ class RunFolder:
 
     def _clear(self) -> None:
         """Removes an earlier run's files and nothing else that may be in the folder."""
-        for path in (self.settings, self.metrics, self.plan):
+        for path in (self.settings, self.metrics, self.plan, self.report):
             path.unlink(missing_ok=True)
         for path in (self.checkpoints, self.tensorboard):
             if path.is_dir():
                 shutil.rmtree(path)
 
 
-class Log:
+class Quiet:
+    """A log that nobody writes: of ranks beside the first."""
+
+    note = ""
+
+    def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class Log(Quiet):
     """Appends to a run folder's metrics and TensorBoard events."""
 
     def __init__(self, folder: RunFolder, *, tensorboard: bool, step: int = 0) -> None:
@@ -133,10 +150,11 @@ def _events(folder: Path, step: int) -> Any:
 
 def _same_run(before: Run, now: Run, folder: Path) -> None:
     then, today = _flat(before.model_dump(mode="json")), _flat(now.model_dump(mode="json"))
+    steers = {"data.test"} if now.plan is not None and now.plan.mode == "hot_cold" else set()
     changed = [
         f"{name} was {then.get(name)!r} and is now {today.get(name)!r}"
         for name in sorted(then.keys() | today.keys())
-        if then.get(name) != today.get(name) and name not in _FREE
+        if then.get(name) != today.get(name) and name not in _FREE - steers and not name.startswith(_PLACES)
     ]
     if changed:
         raise SettingsError(

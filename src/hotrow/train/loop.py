@@ -19,78 +19,37 @@ import dataclasses
 import hashlib
 import math
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hotrow.errors import HotrowError
+from hotrow.errors import CheckpointError, HotrowError
 from hotrow.run import EarlyStopping, Run
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.dense import DenseStep
 from hotrow.train.evaluate import Ranker, evaluate, host
 from hotrow.train.feed import Feed
 from hotrow.train.hot_cold import HotCold
-from hotrow.train.logs import Log, RunFolder
+from hotrow.train.logs import Log, Quiet, RunFolder
+from hotrow.train.machine import Machine
 from hotrow.train.pipeline import Fetched, Inputs
 from hotrow.train.planned import Planned
 from hotrow.train.progress import Progress
+from hotrow.train.ranks import FLAGS, DenseSync, Ranks, together
 from hotrow.train.signals import Signals
+from hotrow.train.state import Result, State, generators, seed_of, set_generators
 
 _SHOWN_EVERY = 1.0
 """Seconds between two looks at the loss of a GPU, for whoever is watching."""
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a run came to. `stopped` says why it ended: "end", "early" or the name of a signal.
-
-    `plan` is what came of a plan: what the device held, what was predicted, and whether that was within its interval.
-    """
-
-    folder: Path
-    checkpoint: Path
-    stopped: str
-    steps: int
-    samples: int
-    seconds: float
-    metrics: dict[str, float]
-    best_step: int | None
-    plan: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def samples_per_second(self) -> float:
-        return self.samples / self.seconds if self.seconds else 0.0
-
-
-@dataclass
-class State:
-    """Where a run stands between two steps: all a checkpoint keeps besides weights, rows and generators.
-
-    `loss` and `count` add up the steps since the last line of metrics; `waited` counts evaluations that were
-    not better than `best`; `feed` is the feed's own.
-    """
-
-    step: int = 0
-    samples: int = 0
-    seconds: float = 0.0
-    loss: float = 0.0
-    count: float = 0.0
-    best: float | None = None
-    best_step: int | None = None
-    waited: int = 0
-    metrics: dict[str, float] = field(default_factory=dict)
-    feed: dict[str, Any] = field(default_factory=dict)
-
-
 def train(run: Run, *, resume: bool = False, overwrite: bool = False, progress: Progress | None = None) -> Result:
     """Trains as `run` says, into its run folder; `resume` goes on from the last checkpoint there."""
     try:
-        with host(run):
-            trainer = Trainer(run, resume=resume, overwrite=overwrite, progress=progress or Progress())
+        with host(run), together(run.train.device) as ranks:
+            trainer = Trainer(run, ranks, resume=resume, overwrite=overwrite, progress=progress or Progress())
             with contextlib.closing(trainer):
                 return trainer.train()
     except OSError as error:
@@ -101,11 +60,12 @@ def train(run: Run, *, resume: bool = False, overwrite: bool = False, progress: 
 class Trainer:
     """One run: what it consists of, where it stands, and the loop."""
 
-    def __init__(self, run: Run, *, resume: bool, overwrite: bool, progress: Progress) -> None:
-        self.run = run
-        self.progress = progress
-        self.ranker = Ranker(run)
+    def __init__(self, run: Run, ranks: Ranks, *, resume: bool, overwrite: bool, progress: Progress) -> None:
+        self.run, self.ranks = run, ranks
+        self.progress = progress if ranks.first else Progress()
+        self.ranker = Ranker(run, ranks, self.progress)
         self.dense = DenseStep(self.ranker.model, run.optimizer)
+        self.sync = DenseSync(self.ranker.model, ranks)
         self.state = State()
         self.feed = _feed(self.ranker)
         if run.data.test and not self.ranker.data.samples(run.data.test):
@@ -114,68 +74,122 @@ class Trainer:
                 f'set data.test = "" to train without.'
             )
         self.folder = RunFolder(run.output.folder)
-        self.checkpoints = Checkpoints(self.folder.checkpoints, keep=run.train.keep, incremental=run.train.incremental)
-        found = self.checkpoints.latest() if resume else None
+        self.checkpoints = Checkpoints(
+            self.folder.checkpoints, keep=run.train.keep, incremental=run.train.incremental, peers=ranks.peers
+        )
+        latest = self.checkpoints.latest() if resume else None
+        name = ranks.decide("" if latest is None else latest.name)
+        found = self.folder.checkpoints / name if name else None
         said = self.feed.start() if found is None else []
-        self.folder.begin(run, resume=resume, overwrite=overwrite)
-        self.checkpoints.clean()
+        ranks.do_first(lambda: self._begin_folder(resume, overwrite))
         if found is not None:
             self._restore(found)
         else:
-            self.feed.write(self.folder)
+            self._start_afresh()
         if resume and found is None:
-            progress.say(f"{self.folder.path} has no checkpoint yet; the run starts from its beginning.")
-            self.folder.cut_back(0)
+            self.progress.say(f"{self.folder.path} has no checkpoint yet; the run starts from its beginning.")
         self.batches = self.feed.batches
-        self.steps = run.train.epochs * self.batches
+        self.machine = Machine(self.ranker.embeddings, self.feed.phases, self.ranker.device)
+        self.steps = self.state.step + self.feed.left
         if run.train.steps is not None:
             self.steps = min(self.steps, run.train.steps)
         self._loss = torch.tensor(self.state.loss, dtype=torch.float64, device=self.ranker.device)
         self._shown: float | None = None
         self._shown_at = -math.inf
-        self.log = Log(self.folder, tensorboard=run.output.tensorboard, step=self.state.step)
+        self.log = Quiet()
+        if ranks.first:
+            self.log = Log(self.folder, tensorboard=run.output.tensorboard, step=self.state.step)
+        self._flags = dict.fromkeys(FLAGS, False)
         for sentence in (*said, self.log.note):
             if sentence:
-                progress.say(sentence)
+                self.progress.say(sentence)
+
+    def _begin_folder(self, resume: bool, overwrite: bool) -> None:
+        self.folder.begin(self.run, resume=resume, overwrite=overwrite)
+        self.checkpoints.clean()
+
+    def _start_afresh(self) -> None:
+        """Leaves nothing of an earlier run: neither its metrics, nor its rows on shards that are still running."""
+        if self.ranks.first:
+            self.feed.write(self.folder)
+            self.folder.cut_back(0)
+            for tier in self.ranker.embeddings.router.tiers.values():
+                for rows in tier.stores().values() if tier.remote else ():
+                    rows.clear()
+        self.ranks.decide("")  # nobody trains before that is done
+        if self.ranks.world.rank:
+            torch.manual_seed(seed_of(self.run, self.ranks, 0))
 
     def train(self) -> Result:
         """Steps until the end, the patience of early stopping, or a signal."""
         stopped = ""
         self._began = time.monotonic() - self.state.seconds
         self._wanted = False
+        self._signals = Signals()
         self.ranker.train()
+        self.machine.begin(self.state.step)
         self.progress.start(self.steps, self.state.step, "Training step")
         try:
-            with Signals() as signals, self.feed:
-                while not (stopped := self._over(signals)):
+            with self._signals, self.feed:
+                while not (stopped := self._over()):
                     self._step(next(self.feed))
-                    self._between_steps(signals)
+                    self._between_steps()
         finally:
             self.progress.stop()
         return self._result(stopped)
 
     def close(self) -> None:
         """Ends what runs in the background; an unfinished checkpoint is finished."""
-        self.feed.close()
-        self.log.close()
-        self.checkpoints.wait()
+        with contextlib.ExitStack() as closing:
+            closing.callback(self.ranker.close)
+            closing.callback(self.checkpoints.wait)
+            closing.callback(self.log.close)
+            self.feed.close()
 
     def _step(self, fetched: Fetched) -> None:
-        logits, inputs = self.ranker.score(fetched)
-        loss = _loss(logits, inputs)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.dense.step()
-        self.feed.update(fetched.batch)
-
         state, size = self.state, len(fetched.batch)
+        whole = size if self.ranks.world.size == 1 else self.feed.step_samples
+        with self.feed.phases("model"):
+            logits, inputs = self.ranker.score(fetched)
+            loss = _loss(logits, inputs)
+            self._share(loss, inputs, size, whole).backward()  # type: ignore[no-untyped-call]
+        self._wanted |= _due(state.step + 1, self.run.train.checkpoint_every)
+        self.checkpoints.check()
+        if self.checkpoints.missed:
+            self.progress.say(f"{self.checkpoints.missed} It is taken again.")
+            self.checkpoints.missed, self._wanted = "", True
+        said = (
+            self._signals.caught == "SIGINT",
+            self._signals.caught == "SIGTERM",
+            self.ranks.first and self._wanted and not self.checkpoints.busy,
+        )
+        self.sync.begin(said)
+        self.feed.update(fetched.batch)
+        with self.feed.phases("reduce"):
+            self._flags = self.sync.end(said)
+        with self.feed.phases("model"):
+            self.dense.step()
+
         state.step += 1
-        state.samples += size
+        state.samples += whole
         state.count += size
         self._loss.add_(loss.detach(), alpha=size)
-        self.progress.step(state.step, size, self._loss_to_show())
+        self.progress.step(state.step, whole, self._loss_to_show())
         if self.ranker.dense.note:
             self.progress.say(self.ranker.dense.note)
             self.ranker.dense.note = ""
+
+    def _share(self, loss: Tensor, inputs: Inputs, size: int, whole: int) -> Tensor:
+        """This rank's loss, such that the mean over ranks is the mean over the step's samples."""
+        ranks = self.ranks.world.size
+        if ranks == 1:
+            return loss
+        mine, all_of_them = float(size), float(whole)
+        if inputs.weights is not None:
+            mine = float(inputs.weights.sum())
+            (all_of_them,) = self.ranks.sums(mine)
+        factor = mine * ranks / max(all_of_them, 1e-12)
+        return loss if factor == 1.0 else loss * factor
 
     def _loss_to_show(self) -> float | None:
         """The mean loss since the last line of metrics; from a GPU one that may be a second old."""
@@ -184,7 +198,7 @@ class Trainer:
             self._shown_at = time.monotonic()
         return self._shown
 
-    def _between_steps(self, signals: Signals) -> None:
+    def _between_steps(self) -> None:
         """What is due after a step. The order matters: a checkpoint holds what the evaluation decided.
 
         A periodic checkpoint waits, as training need not, until the one before it is written.
@@ -199,31 +213,32 @@ class Trainer:
             best = self._evaluate(self.run.data.test)
         for kind, values in self.feed.between_steps():
             self.log.write(kind, state.step, values)
-        self.checkpoints.check()
-        self._wanted |= _due(state.step, run.checkpoint_every)
-        if best or self._over(signals) or (self._wanted and not self.checkpoints.busy):
+        if best or self._over() or self._flags["checkpoint"]:
             self._checkpoint()
             self._wanted = False
 
-    def _over(self, signals: Signals) -> str:
-        """Why the run must not go on, or nothing."""
+    def _over(self) -> str:
+        """Why the run must not go on, or nothing. Several ranks go by what all knew at the last step."""
         stopping = self.run.train.early_stopping
         if stopping is not None and self.state.waited >= stopping.patience:
             return "early"
         if self.state.step >= self.steps:
             return "end"
-        return signals.caught
+        if self.ranks.world.size == 1:
+            return self._signals.caught
+        return next((name for name in ("SIGINT", "SIGTERM") if self._flags[name]), "")
 
     def _log_training(self) -> None:
         state = self.state
-        mean = float(self._loss) / state.count if state.count else math.nan
+        loss, count = self.ranks.sums(float(self._loss), state.count)
+        mean = loss / count if count else math.nan
         if not math.isfinite(mean):
             raise HotrowError(
                 f"The loss was {mean} at step {state.step}: training does not converge. Lower the learning "
                 f"rates, or bound gradients by optimizer.clip_norm and tables.optimizer.clip_norm."
             )
         values = {
-            "epoch": (state.step - 1) // self.batches,
+            "epoch": self.feed.epoch_of_last,
             "loss": mean,
             "lr": self.dense.lr,
             "samples": state.samples,
@@ -231,7 +246,13 @@ class Trainer:
             "samples_per_second": state.samples / max(state.seconds, 1e-9),
             **self.feed.metrics(),
         }
-        self.log.write("train", state.step, values)
+        stale = self.feed.staleness()
+        for kind, said in (
+            ("train", values),
+            *self.machine.lines(state.step),
+            *([("staleness", stale)] if stale else []),
+        ):
+            self.log.write(kind, state.step, said)
         self._loss.zero_()
         state.count = 0.0
 
@@ -239,7 +260,8 @@ class Trainer:
         """Evaluates; whether early stopping calls the result the best so far."""
         state = self.state
         began = time.monotonic()
-        metrics = evaluate(self.ranker, split)
+        with self.feed.paused():
+            metrics = evaluate(self.ranker, split)
         self._began += time.monotonic() - began
         self.log.write("evaluate", state.step, {"split": split, **metrics})
         state.metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
@@ -264,20 +286,25 @@ class Trainer:
     def _checkpoint(self) -> None:
         """Cuts a checkpoint here and lets it be written in the background."""
         began = time.monotonic()
-        self.state.loss, self.state.feed = float(self._loss), self.feed.state()
+        with self.feed.paused():
+            self._cut()
+        self.log.write("checkpoint", self.state.step, {"stopped_training_for": time.monotonic() - began})
+
+    def _cut(self) -> None:
+        state = dataclasses.replace(self.state, feed=self.feed.state())
+        state.loss, state.count = self.ranks.sums(float(self._loss), self.state.count)
         self.checkpoints.save(
             self.state.step,
             {
                 **self.ranker.arrays(),
                 **{f"optimizer/{k}": v for k, v in self.dense.state().items()},
                 **self.feed.arrays(),
-                **_generators(self.ranker.device),
+                **generators(self.ranker.device, self.ranks),
             },
-            {**dataclasses.asdict(self.state), "data": self._data()},
+            {**dataclasses.asdict(state), "data": self._data()},
             self.ranker.embeddings,
             protect=self.state.best_step,
         )
-        self.log.write("checkpoint", self.state.step, {"stopped_training_for": time.monotonic() - began})
 
     def _restore(self, found: Path) -> None:
         checkpoint = Checkpoint(found)
@@ -291,8 +318,11 @@ class Trainer:
         self.feed.restore(self.state.step, self.state.feed, arrays)
         self.ranker.restore(checkpoint, arrays)
         self.dense.load(_under("optimizer/", arrays))
-        _set_generators(arrays, self.ranker.device)
-        self.folder.cut_back(self.state.step)
+        set_generators(arrays, self.ranker.device, seed_of(self.run, self.ranks, self.state.step), self.ranks)
+        if self.ranks.first:
+            self.folder.cut_back(self.state.step)
+        else:
+            self.state.loss = self.state.count = 0.0  # the sums are of all ranks together
         self.progress.say(f"Going on after step {self.state.step:,}, from {found}.")
 
     def _data(self) -> str:
@@ -303,9 +333,11 @@ class Trainer:
     def _result(self, stopped: str) -> Result:
         state = self.state
         self.checkpoints.wait()
-        if self.checkpoints.latest() != self.checkpoints.at(state.step):
-            self._checkpoint()  # a signal came when those due after the step were already made
+        if self.ranks.decide(self.checkpoints.latest() != self.checkpoints.at(state.step)):
+            self._checkpoint()  # a signal came when those due after the step were already made, or it was missed
             self.checkpoints.wait()
+            if self.checkpoints.missed:
+                raise CheckpointError(self.checkpoints.missed)
         plan = self.feed.verdict()
         if plan:
             self.progress.say(plan["said"])
@@ -351,16 +383,3 @@ def _due(step: int, every: int | None) -> bool:
 
 def _under(prefix: str, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-
-
-def _generators(device: torch.device) -> dict[str, Tensor]:
-    out = {"random/cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        out["random/cuda"] = torch.cuda.get_rng_state(device)
-    return out
-
-
-def _set_generators(arrays: dict[str, Tensor], device: torch.device) -> None:
-    torch.set_rng_state(arrays["random/cpu"])
-    if device.type == "cuda" and "random/cuda" in arrays:
-        torch.cuda.set_rng_state(arrays["random/cuda"], device)

@@ -1,10 +1,9 @@
 """The way of a batch, in stages: read, group, fetch, then model and update in the consumer's own time.
 
 Reading and grouping look at no row, so a background thread does both, ahead of the model by a bounded number
-of batches. Fetching reads rows; how far it may run ahead of the updates is the policy's `staleness`. At 0 the
-fetch runs in the consumer when it asks for the next batch: exact, and nothing touches the tables between an
-update and the next batch, which is where checkpoints are cut. Above 0 a second thread fetches, at most
-`staleness` batches past the last update.
+of batches. Here, under `Sync`, the fetch runs in the consumer when it asks for the next batch: exact, and nothing
+touches the tables between an update and the next batch. `Behind` is what the other policies have in common: a thread
+that fetches and one that updates, and how far each may be from the model. `hybrid.py` and `exact.py` say how far.
 
 What the model takes besides rows is pinned in the background where it goes to a GPU: sending it waits for nobody.
 """
@@ -13,7 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Generator, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
@@ -23,14 +23,25 @@ from torch import Tensor
 
 from hotrow.data.ahead import ahead as run_ahead
 from hotrow.data.batch import Batch
+from hotrow.train.phases import Phases
+
+
+class Updates(Protocol):
+    """What the pipeline needs of `embeddings.Update`: gradients of one step."""
+
+    def apply(self) -> None: ...
 
 
 class Fetches(Protocol):
     """What the pipeline needs of `Embeddings`."""
 
+    steps: int
+
     def group(self, batch: Batch) -> Any: ...
-    def fetch(self, lookup: Any) -> Any: ...
-    def step(self) -> None: ...
+    def fetch(self, lookup: Any, step: int | None = None, only: Any = None) -> Any: ...
+    def current(self, lookup: Any) -> bool: ...
+    def prefetch(self, lookup: Any, step: int) -> None: ...
+    def finish(self) -> Updates: ...
 
 
 class Inputs(NamedTuple):
@@ -58,12 +69,43 @@ class Fetched:
     inputs: Inputs
 
 
+class Gate:
+    """Threads pass while it is open; `closed` waits until the last is out, and lets none in until it ends."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._shut = False
+
+    def __enter__(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._shut)
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._changed:
+            self._inside -= 1
+            self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def closed(self) -> Iterator[None]:
+        with self._changed:
+            self._shut = True
+            self._changed.wait_for(lambda: not self._inside)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._shut = False
+                self._changed.notify_all()
+
+
 class Pipeline:
     """Iterates over fetched batches; after each, `update()` applies its gradients.
 
     An error in a background thread is raised to the consumer at the place of the batch it concerns. Use it as
-    a context, or call `close()`: threads end, and the batches that were on their way are dropped. `pin` is for a
-    model on a GPU.
+    a context, or call `close()`: threads end, and the batches that were on their way are dropped. Tiers with a cache
+    are `told` of so many coming batches. `pin` is for a model on a GPU.
     """
 
     def __init__(
@@ -72,18 +114,18 @@ class Pipeline:
         embeddings: Fetches,
         *,
         ahead: int = 4,
-        staleness: int = 0,
+        told: int = 0,
         pin: bool = False,
+        phases: Phases | None = None,
     ) -> None:
         self._embeddings = embeddings
-        self._staleness = staleness
+        self._phases = phases or Phases()
         self._pin = pin
+        self._gate = Gate()
         self._closed = False
-        self._working = threading.Lock()
-        self._permits = threading.Semaphore(staleness + 1)
+        self._untold = threading.Semaphore(told)
         grouped = run_ahead(self._group(batches), ahead)
-        fetched = self._fetch(grouped)
-        self._ready = run_ahead(fetched, staleness + 1) if staleness else fetched
+        self._ready = self._fetched(run_ahead(self._told(grouped), told) if told else grouped)
 
     def __iter__(self) -> Iterator[Fetched]:
         return self
@@ -92,21 +134,26 @@ class Pipeline:
         return next(self._ready)
 
     def update(self) -> None:
-        """Hands the gradients of the oldest batch back to the tables, and lets one more batch be fetched."""
-        self._embeddings.step()
-        self._permits.release()
+        """Hands the gradients of the batch that was given last back to the tables."""
+        with self._phases("update"):
+            self._embeddings.finish().apply()
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """While open no thread of the pipeline asks anything of the embeddings: the time to change their plan."""
-        with self._working:
-            yield
+    def paused(self) -> contextlib.AbstractContextManager[None]:
+        """While open no thread of the pipeline asks anything of the embeddings, and every update is applied.
 
-    def close(self) -> None:
-        """Ends the threads and closes the source of batches, where it can be closed."""
+        The time to evaluate, to cut a checkpoint, to change the plan. Batches that were fetched before stay good.
+        """
+        return self._gate.closed()
+
+    def close(self, *, drop: bool = False) -> None:
+        """Applies updates still to be made unless they are to be dropped, ends the threads, closes the source."""
         self._closed = True
-        self._permits.release()
+        self._untold.release()
         self._ready.close()
+
+    def staleness(self) -> dict[str, Any]:
+        """How stale rows were since the last time it was asked; nothing where all were fresh."""
+        return {}
 
     def __enter__(self) -> Pipeline:
         return self
@@ -114,24 +161,221 @@ class Pipeline:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(drop=kind is not None)
 
     def _group(self, batches: Iterable[Batch]) -> Generator[Fetched]:
-        for batch in batches:
+        for batch in self._phases.each("read", batches):
             inputs = Inputs(batch.dense, batch.labels, batch.weights)
-            with self._working:
+            with self._gate, self._phases("group"):
                 lookup = self._embeddings.group(batch)
             yield Fetched(batch, lookup, inputs.pinned() if self._pin else inputs)
 
-    def _fetch(self, grouped: Generator[Fetched]) -> Generator[Fetched]:
+    def _told(self, grouped: Generator[Fetched]) -> Generator[Fetched]:
+        """The same, each once tiers with a cache have brought what they lack for it."""
         try:
-            for item in grouped:
-                if self._staleness:  # without it the consumer's own order, update and then next, is the permit
-                    self._permits.acquire()
+            for step, item in enumerate(grouped, start=self._embeddings.steps):
+                self._untold.acquire()
                 if self._closed:
                     return
-                with self._working if self._staleness else contextlib.nullcontext():
+                with self._gate, self._phases("fetch_ahead"):
+                    self._embeddings.prefetch(item.lookup, step)
+                yield item
+        finally:
+            grouped.close()
+
+    def _fetched(self, grouped: Generator[Fetched]) -> Generator[Fetched]:
+        try:
+            for item in self._phases.each("wait", grouped):
+                with self._phases("fetch"):
                     lookup = self._embeddings.fetch(item.lookup)
+                self._untold.release()
                 yield Fetched(item.batch, lookup, item.inputs)
         finally:
             grouped.close()
+
+
+@dataclass
+class Flight:
+    """A batch from the beginning of its fetch until its update is applied.
+
+    `number` is that of its step, `keys` are those it looks up, table by table.
+    """
+
+    number: int
+    fetched: Fetched
+    update: Any = None
+    keys: Any = None
+
+
+class Behind(Pipeline):
+    """Batches fetched by one thread, updated by another, in order; a policy says how far from the model.
+
+    Counts are numbers of steps: `begun` fetches, batches `taken` by the consumer, updates `given` by it and `applied`.
+    They change under one condition. A policy overrides what differs: `_may_fetch`, `_may_take`, `_fetch`, `_complete`,
+    `_apply`, `_after`.
+    """
+
+    def __init__(
+        self,
+        batches: Iterable[Batch],
+        embeddings: Fetches,
+        *,
+        ahead: int = 4,
+        room: int = 1,
+        pin: bool = False,
+        phases: Phases | None = None,
+    ) -> None:
+        self._changed = threading.Condition()
+        self._begun = self._taken = self._given = self._applied = embeddings.steps
+        self._flights: deque[Flight] = deque()  # taken, and not applied yet
+        self._error: BaseException | None = None
+        self._exhausted = self._draining = False
+        super().__init__(batches, embeddings, ahead=ahead, pin=pin, phases=phases)
+        self._flying = run_ahead(self._fetch_ahead(self._ready), room)
+        self._updating = threading.Thread(target=self._run_updates, name="hotrow-update", daemon=True)
+        self._updating.start()
+
+    def _may_fetch(self, number: int) -> bool:
+        """Whether the fetch of a batch may begin."""
+        raise TypeError(f"{type(self).__name__} does not say how far ahead it fetches")
+
+    def _may_take(self, number: int) -> bool:
+        """Whether the model may have a batch that is fetched."""
+        return True
+
+    def _fetch(self, flight: Flight) -> None:
+        """Brings the rows of a batch."""
+        item = flight.fetched
+        flight.fetched = Fetched(item.batch, self._embeddings.fetch(item.lookup, flight.number), item.inputs)
+
+    def _complete(self, flight: Flight) -> None:
+        """Does what is left to do for a batch that the model takes, in the consumer."""
+        if not self._embeddings.current(flight.fetched.lookup):  # rows have moved since
+            self._refetch(flight)
+
+    def _refetch(self, flight: Flight) -> None:
+        item = flight.fetched
+        with self._phases("fetch"):
+            flight.fetched = Fetched(item.batch, self._embeddings.fetch(item.lookup, flight.number), item.inputs)
+
+    def _apply(self, flight: Flight) -> None:
+        """Applies a batch's update."""
+        assert flight.update is not None
+        flight.update.apply()
+
+    def _after(self, flight: Flight) -> None:
+        """What may be done once a batch's update is applied."""
+
+    def __next__(self) -> Fetched:
+        with self._phases("wait"):
+            flight = self._next_flight()
+            self._wait(lambda: self._may_take(flight.number))
+        self._complete(flight)
+        with self._changed:
+            self._taken = flight.number + 1
+            self._flights.append(flight)
+        return flight.fetched
+
+    def update(self) -> None:
+        """Takes the gradients of the batch that was given last; they are applied behind the model."""
+        with self._phases("update"):
+            update = self._embeddings.finish()
+            with self._changed:
+                self._raise()
+                flight = next(f for f in self._flights if f.update is None)
+                flight.update = update
+                self._given = flight.number + 1
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        with self._phases("drain"):
+            self._drain()
+            self._raise()
+        with self._gate.closed():
+            yield
+
+    def close(self, *, drop: bool = False) -> None:
+        if not drop:
+            self._drain()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._updating.join()
+        self._flying.close()
+        self._ready.close()
+        if not drop:
+            self._raise()
+
+    def _fetched(self, grouped: Generator[Fetched]) -> Generator[Fetched]:
+        return grouped
+
+    def _fetch_ahead(self, grouped: Generator[Fetched]) -> Generator[Flight]:
+        try:
+            for number, item in enumerate(grouped, start=self._begun):
+                flight = Flight(number, item)
+                if not self._begin(number):
+                    return
+                with self._gate, self._phases("fetch_ahead"):
+                    self._fetch(flight)
+                yield flight
+        finally:
+            grouped.close()
+            with self._changed:
+                self._exhausted = True
+                self._changed.notify_all()
+
+    def _begin(self, number: int) -> bool:
+        """Waits until the fetch of a batch may begin; False if it never will."""
+        with self._phases("held_back"), self._changed:
+            self._changed.wait_for(lambda: self._closed or self._error is not None or self._may_fetch(number))
+            if self._closed or self._error is not None:
+                return False
+            self._begun = number + 1
+            return True
+
+    def _next_flight(self) -> Flight:
+        try:
+            return next(self._flying)
+        except StopIteration:
+            self._wait(lambda: True)  # no end, if updates failed and fetching therefore stopped
+            raise
+
+    def _run_updates(self) -> None:
+        try:
+            while (flight := self._next_update()) is not None:
+                with self._phases("update_behind"):
+                    self._apply(flight)
+                with self._changed:
+                    self._applied = flight.number + 1
+                    self._flights.popleft()
+                    self._changed.notify_all()
+                self._after(flight)
+        except BaseException as error:
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _next_update(self) -> Flight | None:
+        """The oldest batch as soon as its gradients are there; None at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or bool(self._flights and self._flights[0].update))
+            return None if self._closed else self._flights[0]
+
+    def _drain(self) -> None:
+        """Returns when every update that was given is applied, or one of them has failed."""
+        with self._changed:
+            self._draining = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._error is not None or self._applied == self._given)
+            self._draining = False
+
+    def _wait(self, so: Callable[[], bool]) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or so())
+            self._raise()
+
+    def _raise(self) -> None:
+        """To the consumer what went wrong behind its back."""
+        if self._error is not None:
+            raise self._error

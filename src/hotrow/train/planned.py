@@ -8,18 +8,20 @@ and a copy of all hot rows, in which training stands still; the metrics say how 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hotrow.data.batch import Batch
 from hotrow.errors import SettingsError
 from hotrow.plan import Plan, Share
-from hotrow.plan.budget import count_keys, plan_data_set
+from hotrow.plan.budget import count_keys, plan_data_set, said_of
 from hotrow.plan.hot import hot_rows
 from hotrow.profile import fingerprint
 from hotrow.profile.counts import KeyCounts
@@ -32,6 +34,7 @@ from hotrow.train.feed import Feed, Line
 from hotrow.train.logs import RunFolder
 
 _ROUNDING = 1e-9
+_NO_KEYS = np.empty(0, np.int64)
 
 
 class Planned(Feed):
@@ -43,6 +46,7 @@ class Planned(Feed):
         self.tables = list(ranker.embeddings.tables.values())
         self.device_bytes = 0  # the most there were
         self._epoch_batches = super().batches
+        self._closing = contextlib.ExitStack()
         self._began = 0  # the step after which the plan in force began
         self._before = Seen()  # what had been accessed then,
         self._logged = Seen()  # and at the last line of metrics
@@ -74,6 +78,7 @@ class Planned(Feed):
         self._before, self._logged = Seen(*state["before"]), Seen(*state["logged"])
         self._whole = None if state["whole"] is None else Seen(*state["whole"])
         self.accesses.hits, self.accesses.total = state["accesses"]
+        self.device_bytes = max(self.device_bytes, state["device_bytes"])
         if self.accesses.counts is not None:
             for i, table in enumerate(self.tables):
                 kept = {name: arrays[f"feed/live/{i}/{name}"].numpy() for name in _COUNTS}
@@ -81,6 +86,7 @@ class Planned(Feed):
 
     def state(self) -> dict[str, Any]:
         return {
+            **super().state(),
             "row_bytes": self.plan.row_bytes,
             "facts": self.plan.facts,
             "began": self._began,
@@ -88,15 +94,14 @@ class Planned(Feed):
             "logged": self._logged,
             "whole": self._whole,
             "accesses": self.accesses.settle(),
+            "device_bytes": self.device_bytes,
         }
 
     def arrays(self) -> dict[str, Tensor]:
         self.accesses.settle()
         hot = self.plan.keys_on("device")
-        found = {
-            f"feed/plan/{i}": torch.from_numpy(hot[t.name]) if t.name in hot else torch.empty(0, dtype=torch.int64)
-            for i, t in enumerate(self.tables)
-        }
+        # Copies, for the keys of a plan that was loaded are the file's own and must not be written to.
+        found = {f"feed/plan/{i}": torch.tensor(hot.get(t.name, _NO_KEYS)) for i, t in enumerate(self.tables)}
         for i, table in enumerate(self.tables):
             if self.accesses.counts is not None:
                 kept = self.accesses.counts[table.name].arrays()
@@ -105,8 +110,7 @@ class Planned(Feed):
 
     def close(self) -> None:
         super().close()
-        if hasattr(self, "accesses"):
-            self.accesses.close()
+        self._closing.close()
 
     def update(self, batch: Batch) -> None:
         super().update(batch)
@@ -134,7 +138,7 @@ class Planned(Feed):
         elif share is None:
             said = "; the plan says nothing of it."
         elif within is None:
-            said = f"; the plan says {interval(share)} of a whole epoch, which was not trained."
+            said = f"; the plan says {interval(share)} of a whole epoch, and none was trained with the keys it counted."
         else:
             said = f"; the plan said {interval(share)}: {inside(within)}"
         held = f"The device held the rows of {percent(found['measured'])} of the accesses"
@@ -144,7 +148,8 @@ class Planned(Feed):
         """What the plan in force predicted, and whether whole epochs under it bore that out."""
         predicted = self.plan.facts.get("share")
         within = None
-        if predicted is not None and self.plan.facts.get("counted") != "live" and self._whole is not None:
+        same = self.plan.facts.get("counted") != "live" and not any(step.random for step in self.run.data.steps)
+        if predicted is not None and same and self._whole is not None:
             within = is_within(self._whole.value, predicted)
         return {"predicted": predicted, "within": within}
 
@@ -156,14 +161,12 @@ class Planned(Feed):
 
     def _put_in_force(self, plan: Plan) -> None:
         """The first plan of this process, before any row is there."""
-        self._refuse_other_tiers(plan)
         embeddings = self.ranker.embeddings
         embeddings.replan(plan)
         self.plan = plan
-        if "device" not in embeddings.router.tiers:
-            raise SettingsError("The plan puts no row on the device, so there is nothing to gain from it. Plan again.")
         self._took()
         self.accesses = Accesses(self.tier, {f.name: f.table for f in embeddings.features.values()})
+        self._closing.callback(self.accesses.close)
         if self.settings.replan_every is not None:
             self.accesses.count(self.tables, self._memory())
 
@@ -173,9 +176,7 @@ class Planned(Feed):
 
     def _first_plan(self) -> Plan:
         if self.settings.path is not None:
-            plan = Plan.load(self.settings.path)
-            self._refuse_other_data(plan, self.settings.path)
-            return plan
+            return self._saved_plan(self.settings.path)
         data, memory = self.run.data, self.settings.bytes
         assert memory is not None
         counted = count_keys(self.ranker.data, split=data.train, steps=data.steps)
@@ -183,6 +184,36 @@ class Planned(Feed):
             plan, _ = plan_data_set(self.ranker.data, self.tables, memory, counted, split=data.train)
         except SettingsError as error:
             raise SettingsError(f"plan.memory: {error}") from None
+        return plan
+
+    def _saved_plan(self, path: Path) -> Plan:
+        """The plan in a file; refuses one that this run can make no use of."""
+        plan, data = Plan.load(path), self.run.data
+        again = f"Plan again: hotrow plan {data.path} --run RUN.toml --memory SIZE --out {path} --overwrite"
+        made_for = plan.facts.get("fingerprint")
+        if made_for is not None and made_for != fingerprint(self.ranker.data.parts(data.train)):
+            raise SettingsError(
+                f"plan.path: {path} was made from another data set, {plan.facts.get('data')}, than the split "
+                f'"{data.train}" of {data.path}. {again}'
+            )
+        if plan.facts.get("steps", said_of(data.steps)) != said_of(data.steps):
+            raise SettingsError(
+                f"plan.path: {path} names keys as other data.steps leave them than this run has, so it would find "
+                f"few of them. {again}"
+            )
+        try:
+            plan.check(self.tables)
+        except SettingsError as error:
+            raise SettingsError(f"plan.path: {path}: {error}") from None
+        for table, (*named, rest) in plan.shares.items():
+            if rest.tier != "host" or any(share.tier != "device" for share in named):
+                tiers = ", ".join(share.tier for share in (*named, rest))
+                raise SettingsError(
+                    f"plan.path: {path} puts table {table} on {tiers}; a run puts rows that are named on the device "
+                    f"and all others on the host. {again}"
+                )
+        if not any(map(len, plan.keys_on("device").values())):
+            raise SettingsError(f"plan.path: {path} puts no row on the device, so nothing is gained. {again}")
         return plan
 
     def _replan(self) -> Line:
@@ -199,7 +230,7 @@ class Planned(Feed):
             "share": hot.share._asdict(),
         }
         self.plan = Plan(hot.plan.shares, hot.plan.row_bytes, facts)
-        with self._paused():
+        with self.paused():
             self.ranker.embeddings.replan(self.plan)
         self.accesses.forget()
         self._took()
@@ -223,25 +254,6 @@ class Planned(Feed):
                 f"Set plan.memory instead of plan.path."
             )
         return int(memory)
-
-    def _refuse_other_data(self, plan: Plan, path: Path) -> None:
-        made_for, data = plan.facts.get("fingerprint"), self.run.data
-        if made_for is not None and made_for != fingerprint(self.ranker.data.parts(data.train)):
-            raise SettingsError(
-                f"plan.path: {path} was made from another data set, {plan.facts.get('data')}, than the split "
-                f'"{data.train}" of {data.path}. '
-                f"Plan again: hotrow plan {data.path} --memory SIZE --out {path} --overwrite"
-            )
-
-    def _refuse_other_tiers(self, plan: Plan) -> None:
-        plan.check(self.tables)
-        for table, (*named, rest) in plan.shares.items():
-            if rest.tier != "host" or any(share.tier != "device" for share in named):
-                tiers = ", ".join(share.tier for share in (*named, rest))
-                raise SettingsError(
-                    f"The plan puts table {table} on {tiers}; a run puts rows that are named on the device and all "
-                    f"others on the host. Plan again."
-                )
 
 
 _COUNTS = ("keys", "counts", "about", "registers")

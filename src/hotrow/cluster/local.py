@@ -1,0 +1,268 @@
+"""`up`: shards and trainers of one run as plain processes of this machine, started, wired and started again.
+
+    RUN/cluster/
+      run.toml         the run file that trainers are given, with the shards' addresses
+      state.json       who runs, where and since when, and what died: what `hotrow status` reads
+      shard-0.log, trainer-0.log, ...
+      shard-0/, ...    the rows of each shard, in files that outlive it
+
+A shard that dies is started at the same address and opens its files again: what it had applied is there, and trainers
+only wait. Trainers compute each step together, so when one dies all of them start again, from the last checkpoint.
+Only a process that a signal ended is started again; one that ends with an error of its own would do so again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from hotrow.cluster.process import Process
+from hotrow.errors import HotrowError, SettingsError
+from hotrow.run import Run
+from hotrow.train.logs import RunFolder
+
+Say = Callable[[str], None]
+_START_S = 120.0
+_STOP_S = 60.0
+_GRACE_S = 10.0
+"""Seconds that trainers have to say why they stop, when another one has died."""
+
+
+@dataclass
+class Death:
+    """A process that died, and how long it took until it was back."""
+
+    who: str
+    how: str
+    when: float
+    back_after: float | None = None
+
+
+class LocalCluster:
+    """A run's processes, supervised until its end."""
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        shards: int,
+        trainers: int,
+        resume: bool = False,
+        overwrite: bool = False,
+        deaths: int = 20,
+        say: Say | None = None,
+    ) -> None:
+        """`deaths` is how many processes may die before the run is given up."""
+        folder = RunFolder(run.output.folder)
+        if folder.exists and not (resume or overwrite):
+            raise SettingsError(
+                f"{folder.path} already holds a run. Use --resume to go on with it, --overwrite to start afresh, or "
+                f"another output.folder."
+            )
+        if shards and run.cluster.shards:
+            raise SettingsError(
+                "cluster.shards names shards that run already, and --shards would start others; give one of them."
+            )
+        self.folder = folder.path / "cluster"
+        self.run, self._shards, self._trainers, self._most = run, shards, trainers, deaths
+        self._how = ["--resume"] if resume else ["--overwrite"] if overwrite else []
+        self._say = say or (lambda text: print(text, file=sys.stderr, flush=True))
+        self._ended: queue.SimpleQueue[Process | None] = queue.SimpleQueue()
+        self._stopping = ""
+        self.shards: list[Process] = []
+        self.addresses: list[str] = []
+        self.metrics: list[int] = []
+        self.trainers: list[Process] = []
+        self.deaths: list[Death] = []
+        if self.folder.is_dir():  # trainers that go on bring the checkpoint's rows, to however many shards there are
+            for path in self.folder.glob("shard-*[0-9]") if resume else [self.folder]:
+                shutil.rmtree(path)
+
+    def up(self) -> dict[str, Any]:
+        """Starts everything, sees the run to its end and stops everything; what the first trainer says it came to."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.run.train.checkpoint_every is None:
+            self._say("train.checkpoint_every is not set: if a trainer dies, the run starts from its beginning.")
+        with self._signals(), contextlib.ExitStack() as closing:
+            closing.callback(self._write_state, "ended")
+            closing.callback(self._stop_all)
+            for number in range(self._shards):
+                self.shards.append(self._start_shard(number))
+            self._write_run()
+            self._start_trainers()
+            while any(trainer.code is None for trainer in self.trainers):
+                self._handle(self._ended.get())
+            return self._result()
+
+    def stop(self, name: str = "SIGTERM") -> None:
+        """Has the trainers write a checkpoint and end; `up` returns then. A second time they end at once."""
+        number = signal.SIGKILL if self._stopping else signal.SIGTERM
+        self._stopping = name
+        for trainer in self.trainers:
+            trainer.send(number)
+        self._ended.put(None)
+
+    def _handle(self, process: Process | None) -> None:
+        """Someone has ended."""
+        if process is None or self._stopping or process.code == 0:
+            return
+        if process in self.shards:
+            self._shard_died(process)
+        elif process in self.trainers:
+            self._trainer_died(process)
+
+    def _shard_died(self, shard: Process) -> None:
+        number = self.shards.index(shard)
+        self._count_death(shard)
+        self.shards[number] = self._start_shard(number)
+        self._back(self.shards[number])
+
+    def _trainer_died(self, trainer: Process) -> None:
+        """Ends the others too and starts all again, if one of them was ended by a signal."""
+        deadline = time.monotonic() + _GRACE_S
+        for other in self.trainers:
+            other.wait(max(0.0, deadline - time.monotonic()))
+        killed = [t for t in self.trainers if t.code is not None and t.code < 0]
+        for other in self.trainers:
+            other.stop(0.0)
+        if not killed:
+            return
+        self._count_death(killed[0])
+        self._how = ["--resume"]
+        self._start_trainers()
+        self._back(killed[0])
+
+    def _count_death(self, process: Process) -> None:
+        self.deaths.append(Death(process.name, process.end, time.time()))
+        self._say(f"{process.name.capitalize()} (process {process.pid}) {process.end}; it is started again.")
+        if len(self.deaths) > self._most:
+            raise HotrowError(
+                f"{len(self.deaths)} processes died, more than --deaths {self._most}; the run is given up. "
+                f"Their logs are in {self.folder}. Go on with: hotrow up RUN.toml --resume"
+            )
+
+    def _back(self, process: Process) -> None:
+        death = self.deaths[-1]
+        death.back_after = time.time() - death.when
+        self._say(f"{process.name.capitalize()} is back after {death.back_after:.1f} s.")
+        self._write_state("running")
+
+    def _start_shard(self, number: int) -> Process:
+        again = number < len(self.addresses)
+        bind = self.addresses[number] if again else "tcp://127.0.0.1:*"
+        rows = self.folder / f"shard-{number}"
+        process = self._start(
+            f"shard {number}", ["shard", "--json", "--bind", bind, "--folder", str(rows), "--metrics", "0"]
+        )
+        said = process.first_line(_START_S)
+        if again:
+            self.metrics[number] = said["metrics"]
+        else:
+            self.addresses.append(said["address"])
+            self.metrics.append(said["metrics"])
+        return process
+
+    def _start_trainers(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(self._trainers)}
+        arguments = ["train", str(self.folder / "run.toml"), "--json", *self._how]
+        self.trainers = [
+            self._start(
+                f"trainer {rank}",
+                arguments,
+                {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(self._trainers)},
+            )
+            for rank in range(self._trainers)
+        ]
+        self._write_state("running")
+
+    def _start(self, name: str, arguments: list[str], environment: dict[str, str] | None = None) -> Process:
+        log = self.folder / f"{name.replace(' ', '-')}.log"
+        threads = max(1, (os.cpu_count() or 1) // max(1, self._shards + self._trainers))
+        return Process(
+            name,
+            arguments,
+            log,
+            listen=lambda who, line: self._say(f"[{who}] {line}"),
+            ended=self._ended,
+            environment={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)), **(environment or {})},
+        )
+
+    def _write_run(self) -> None:
+        cluster = self.run.cluster
+        if self.addresses:
+            cluster = cluster.model_copy(update={"shards": tuple(self.addresses)})
+        _write(self.folder / "run.toml", self.run.model_copy(update={"cluster": cluster}).to_toml())
+
+    def _write_state(self, phase: str) -> None:
+        """What `hotrow status` reads."""
+        shards = [
+            {**_said(shard), "address": address, "metrics": port}
+            for shard, address, port in zip(self.shards, self.addresses, self.metrics, strict=False)
+        ]
+        state = {
+            "phase": phase,
+            "pid": os.getpid(),
+            "shards": shards,
+            "trainers": [_said(trainer) for trainer in self.trainers],
+            "deaths": [asdict(death) for death in self.deaths],
+        }
+        _write(self.folder / "state.json", json.dumps(state, indent=1))
+
+    def _stop_all(self) -> None:
+        """Trainers first, which still have changes to write back to shards."""
+        for processes in (self.trainers, self.shards):
+            for process in processes:
+                process.send(signal.SIGTERM)
+            for process in processes:
+                process.stop(_STOP_S)
+
+    def _result(self) -> dict[str, Any]:
+        failed = [trainer for trainer in self.trainers if trainer.code != 0]
+        if failed and not self._stopping:
+            worst = failed[0]
+            last = worst.log.read_text().strip().splitlines()[-1:] or ["nothing"]
+            raise HotrowError(f"{worst.name.capitalize()} {worst.end}; it said last: {last[0]} Its log is {worst.log}.")
+        text = "".join(self.trainers[0].said)
+        result = dict(json.loads(text)) if text.strip() else {}
+        return {**result, "deaths": [asdict(death) for death in self.deaths], "stopped_by": self._stopping or None}
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """The first Ctrl-C or SIGTERM ends the run with a checkpoint, the second at once."""
+
+        def caught(number: int, frame: FrameType | None) -> None:
+            name = signal.Signals(number).name
+            self._say(f"{name}: trainers finish their step and write a checkpoint; again stops at once.")
+            self.stop(name)
+
+        before = {number: signal.signal(number, caught) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _said(process: Process) -> dict[str, Any]:
+    return {"name": process.name, "pid": process.pid, "since": process.since, "log": str(process.log)}
+
+
+def _write(path: Path, text: str) -> None:
+    beside = path.with_name(f".{path.name}.new")
+    beside.write_text(text)
+    beside.replace(path)

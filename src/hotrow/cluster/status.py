@@ -1,0 +1,93 @@
+"""`status`: what runs of a cluster, where, and how far it is: from the run folder, and from shards that run.
+
+Steps and rates come from the metrics that the first trainer writes, processes from `state.json`; a shard that runs is
+asked for its rows at its metrics port.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from hotrow.errors import CheckpointError
+from hotrow.train.checkpoint import Checkpoints
+from hotrow.train.logs import RunFolder
+
+_ASK_S = 1.0
+
+
+def status(path: Path) -> dict[str, Any]:
+    """Of the run in a run folder."""
+    folder = RunFolder(path)
+    file = folder.path / "cluster" / "state.json"
+    try:
+        state = json.loads(file.read_text())
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} was not started by hotrow up: there is no {file}.") from None
+    except ValueError:
+        raise CheckpointError(f"{file} was altered: it cannot be read.") from None
+    supervised = _alive(state["pid"])
+    latest = Checkpoints(folder.checkpoints).latest()
+    return {
+        "run": str(folder.path),
+        "phase": state["phase"] if supervised or state["phase"] == "ended" else "abandoned",
+        "supervisor": {"pid": state["pid"], "alive": supervised},
+        "shards": [{**shard, **_process(shard), **_rows(shard)} for shard in state["shards"]],
+        "trainers": [{**trainer, **_process(trainer)} for trainer in state["trainers"]],
+        "training": _training(folder),
+        "checkpoint": None if latest is None else str(latest),
+        "deaths": state["deaths"],
+    }
+
+
+def _training(folder: RunFolder) -> dict[str, Any]:
+    """The last line of training metrics, and of each phase the share of a step."""
+    found: dict[str, Any] = {}
+    for line in folder.lines():
+        if line["kind"] == "train":
+            found |= {name: line[name] for name in ("step", "loss", "samples", "samples_per_second")}
+        elif line["kind"] == "machine":
+            steps = max(line["steps"], 1)
+            phases = {name.removeprefix("seconds_"): s for name, s in line.items() if name.startswith("seconds_")}
+            found["milliseconds"] = {name: 1000 * seconds / steps for name, seconds in phases.items()}
+        elif line["kind"] == "staleness":
+            found["staleness"] = {name: line[name] for name in ("rows_mean", "rows_most", "batches_most")}
+    return found
+
+
+def _process(said: dict[str, Any]) -> dict[str, Any]:
+    alive = _alive(said["pid"])
+    return {"alive": alive, "seconds": time.time() - said["since"] if alive else None}
+
+
+def _alive(pid: int) -> bool:
+    """Whether a process of this machine runs; one that has ended and is not yet buried does not."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return True
+
+
+def _rows(shard: dict[str, Any]) -> dict[str, Any]:
+    """Rows and bytes that a running shard holds."""
+    if not _alive(shard["pid"]):
+        return {"rows": None, "bytes": None}
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{shard['metrics']}/metrics", timeout=_ASK_S) as answer:
+            text = answer.read().decode()
+    except OSError:
+        return {"rows": None, "bytes": None}
+    held = {"rows": 0, "bytes": 0}
+    for line in text.splitlines():
+        for name in held:
+            if line.startswith(f"hotrow_shard_{name}{{"):
+                held[name] += round(float(line.rpartition(" ")[2]))
+    return dict(held)

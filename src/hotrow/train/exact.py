@@ -1,0 +1,176 @@
+"""Exact training that still fetches ahead: the batches in flight are known, so only what they share has to wait.
+
+A batch is fetched ahead of the model. Rows that batches before it still had to update are read again when they have:
+those of the batch just before it in the last moment (`late`), all others earlier (`early`), beside the model. The
+update of a remote tier goes in two parts: first the rows that the next batch has too, the rest beside the next step. So
+between two steps only rows that both have travel to a remote tier and back; the same bits as `Sync`, since every row
+sees every update in the same order. Adam counts its updates, so the rows of a table with Adam all go first.
+
+With several workers a row may also be updated by another worker's batch: then hashes of all workers' keys (4 bytes
+each) are exchanged when a batch is fetched. All agree so on which rows go first; a hash met twice costs a transfer.
+
+A tier that has a table with admission or eviction gives and takes rows in the order of fetches: it is asked when it is
+the batch's turn, as under `Sync`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hotrow import _native
+from hotrow.data.batch import Batch
+from hotrow.tiers.tier import Tier
+from hotrow.train.phases import Phases
+from hotrow.train.pipeline import Behind, Fetched, Fetches, Flight
+
+Keys = npt.NDArray[np.int64]
+Exchange = Callable[[list[Keys]], list[Keys]]
+"""From this worker's hashes, table by table, to those of all workers."""
+_NONE = np.empty(0, np.int64)
+
+
+class ExactPipeline(Behind):
+    """Batches fetched up to `lead` ahead of the model, each complete when it is taken."""
+
+    def __init__(
+        self,
+        batches: Iterable[Batch],
+        embeddings: Fetches,
+        *,
+        lead: int = 2,
+        ahead: int = 4,
+        exchange: Exchange | None = None,
+        pin: bool = False,
+        phases: Phases | None = None,
+    ) -> None:
+        self._lead = lead
+        self._exchange = exchange
+        self._tables: list[_native.InFlight] = []
+        self._counted = np.zeros(128, np.int64)
+        self._coming: deque[_Shared] = deque()  # batches that are entered and not yet applied
+        self._entered = self._firsts = embeddings.steps
+        self._moved = -1  # the last batch that was fetched again because rows had moved
+        super().__init__(batches, embeddings, ahead=ahead, room=lead + 1, pin=pin, phases=phases)
+
+    def _may_fetch(self, number: int) -> bool:
+        return number - self._given <= self._lead
+
+    def _may_take(self, number: int) -> bool:
+        return self._firsts >= number and self._applied >= number - 1
+
+    def _fetch(self, flight: Flight) -> None:
+        item = flight.fetched
+        if not self._embeddings.current(item.lookup):
+            item = Fetched(item.batch, self._embeddings.group(item.batch), item.inputs)
+        flight.fetched, flight.keys = item, self._enter(flight.number, item.lookup.keys())
+        self._embeddings.fetch(item.lookup, flight.number, only=fetched_ahead)
+        flight.keys.lookup = item.lookup
+
+    def _enter(self, number: int, keys: list[Keys]) -> _Shared:
+        """Finds what a batch has in common with those before it; from now on the others find it too."""
+        while len(self._tables) < len(keys):
+            self._tables.append(_native.InFlight())
+        own = everybody = keys
+        if self._exchange is not None:
+            own = [_hashes(of_table) for of_table in keys]
+            everybody = self._exchange(own)
+        with self._changed:
+            seen = self._applied
+            before = self._coming[-1] if self._coming and self._coming[-1].number == number - 1 else None
+        for table, of_table in zip(self._tables, everybody, strict=True):
+            table.enter(of_table, number, self._counted)
+        shared = _Shared(number, seen, own, everybody)
+        for table, mine in zip(self._tables, own, strict=True):
+            late = table.shared(mine, number - 1, number) if before is not None else _NONE
+            early = table.shared(mine, seen, number - 1) if seen < number - 1 else _NONE
+            shared.late.append(late)
+            shared.early.append(np.setdiff1d(early, late, assume_unique=True))
+        if before is not None:
+            before.first = [t.shared(m, number, number + 1) for t, m in zip(self._tables, before.own, strict=True)]
+        with self._changed:
+            self._coming.append(shared)
+            self._entered = number + 1
+            self._changed.notify_all()
+        return shared
+
+    def _complete(self, flight: Flight) -> None:
+        lookup, shared = flight.fetched.lookup, flight.keys
+        if not self._embeddings.current(lookup):
+            self._refetch(flight)
+            shared.moved, self._moved = True, flight.number
+            return
+        chosen = shared.late if shared.early_read else shared.both()
+        if shared.seen <= self._moved:  # batches before it look up other rows of tiers than was known
+            chosen = [np.arange(len(of_table)) for of_table in shared.own]
+        with self._phases("read_again"):
+            if any(not fetched_ahead(tier) for tier, _ in lookup.routed):
+                self._embeddings.fetch(lookup, flight.number, only=lambda tier: not fetched_ahead(tier))
+            lookup.read_again(chosen, flight.number, fetched_ahead)
+
+    def _apply(self, flight: Flight) -> None:
+        shared: _Shared = flight.keys
+        with self._changed:  # the next batch's keys say which rows go first
+            self._changed.wait_for(lambda: self._closed or self._exhausted or self._entered > flight.number + 1)
+        first = None if shared.moved else shared.first
+        if first is None or not any(tier.remote for tier, _ in flight.fetched.lookup.routed):
+            flight.update.apply()
+            self._first_applied(flight)
+        else:
+            flight.update.apply_first(first)
+            self._first_applied(flight)
+            flight.update.apply_rest(first)
+        for table, of_table in zip(self._tables, shared.everybody, strict=True):
+            table.leave(of_table, flight.number)
+        with self._changed:
+            self._coming.remove(shared)
+
+    def _first_applied(self, flight: Flight) -> None:
+        with self._changed:
+            self._firsts = flight.number + 1
+            self._changed.notify_all()
+
+    def _after(self, flight: Flight) -> None:
+        """Reads rows of the batch after the next, beside the model, that are as they will be at its turn."""
+        with self._changed:
+            found = [s for s in self._coming if s.number == flight.number + 2 and s.lookup is not None]
+        for shared in found:
+            with self._gate, self._phases("read_behind"):
+                lookup = shared.lookup
+                if not self._embeddings.current(lookup) or any(tier.collective for tier, _ in lookup.routed):
+                    return
+                lookup.read_again(shared.early, shared.number, fetched_ahead)
+                shared.early_read = True
+
+
+class _Shared:
+    """What a batch shares with others in flight.
+
+    `own` are its keys as they are compared and `everybody` those of all workers; updates before `seen` were applied
+    when it was fetched, and it has `moved` if its rows did afterwards. Positions among its keys: `late`, what the batch
+    before has, `early`, what batches before that had when it was fetched, `first`, what the next has.
+    """
+
+    def __init__(self, number: int, seen: int, own: list[Keys], everybody: list[Keys]) -> None:
+        self.number, self.seen, self.own, self.everybody = number, seen, own, everybody
+        self.late: list[Keys] = []
+        self.early: list[Keys] = []
+        self.first: list[Keys] | None = None
+        self.early_read = self.moved = False
+        self.lookup: Any = None  # once it is fetched
+
+    def both(self) -> Sequence[Keys]:
+        return [np.union1d(late, early) for late, early in zip(self.late, self.early, strict=True)]
+
+
+def fetched_ahead(tier: Tier) -> bool:
+    """Whether the order of fetches and updates makes no difference to which rows a tier has."""
+    return all(table.admission is None and table.eviction is None for table in tier.tables.values())
+
+
+def _hashes(keys: Keys) -> Keys:
+    return (_native.hash_keys(keys) >> np.uint64(32)).astype(np.int64)

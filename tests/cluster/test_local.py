@@ -1,0 +1,153 @@
+"""`hotrow up`: a run of real processes is the run of one process, and goes on when one of them is killed."""
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hotrow.cli import app
+from hotrow.cluster.local import LocalCluster
+from hotrow.cluster.status import status
+from hotrow.errors import CheckpointError, HotrowError, SettingsError
+from hotrow.train.checkpoint import Checkpoint, Checkpoints
+from hotrow.train.evaluate import evaluate_path
+from hotrow.train.logs import RunFolder
+from hotrow.train.loop import train
+
+EXACT = {"model": {"name": "wide_deep", "deep": [8], "dropout": 0.0}, "data__batch_size": 40}
+
+
+class Watched(LocalCluster):
+    """A cluster, and what happens at the first line that says something: `act(cluster)`, once for each."""
+
+    def __init__(self, run, acts=(), **settings):
+        self.heard, self.acts = [], list(acts)
+        super().__init__(run, say=self.hear, **settings)
+        self.metrics_file = RunFolder(run.output.folder).metrics
+
+    def hear(self, text):
+        self.heard.append(text)
+
+    def up(self):
+        watching = threading.Thread(target=self._watch, daemon=True)
+        watching.start()
+        try:
+            return super().up()
+        finally:
+            self.acts = []
+            watching.join(30)
+
+    def _watch(self):
+        """Waits until each act's step was trained, then acts."""
+        while self.acts:
+            step, act = self.acts[0]
+            lines = self.metrics_file.read_text() if self.metrics_file.exists() else ""
+            if f'"kind": "train", "step": {step},' in lines:
+                self.acts.pop(0)
+                act(self)
+
+
+def kill(role, number):
+    return lambda cluster: os.kill(getattr(cluster, role)[number].pid, signal.SIGKILL)
+
+
+def test_killed_shards_and_trainers_are_started_again_and_the_run_ends_as_it_would_have(make_run, tmp_path):
+    one = make_run(**{**EXACT, "data__batch_size": 80}, train__epochs=4, output__folder=str(tmp_path / "one"))
+    expected = train(one)
+    run = make_run(
+        **EXACT, train__epochs=4, train__checkpoint_every=6, output__folder=str(tmp_path / "many"), train__keep=9
+    )
+    cluster = Watched(run, [(20, kill("shards", 1)), (40, kill("trainers", 1))], shards=2, trainers=2)
+    result = cluster.up()
+    assert [death["who"] for death in result["deaths"]] == ["shard 1", "trainer 1"]
+    assert all(death["how"] == "was ended by SIGKILL" and death["back_after"] > 0 for death in result["deaths"])
+    assert (result["stopped"], result["steps"], result["samples"]) == ("end", expected.steps, expected.samples)
+    assert result["metrics"]["auc"] == pytest.approx(expected.metrics["auc"], abs=1e-3)
+    losses = [
+        [line["loss"] for line in RunFolder(r.output.folder).lines() if line["kind"] == "train"] for r in (one, run)
+    ]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+    assert any(text.startswith("[trainer 0] ") for text in cluster.heard)
+    assert any("Trainer 1" in text and "SIGKILL" in text for text in cluster.heard)
+    # What the shards held is in the checkpoint, which loads in one process.
+    assert evaluate_path(run.output.folder)[2]["auc"] == pytest.approx(result["metrics"]["auc"], abs=1e-6)
+    said = status(run.output.folder)
+    assert said["phase"] == "ended"
+    assert not any(process["alive"] for process in (*said["shards"], *said["trainers"]))
+    assert said["training"]["step"] == expected.steps
+    assert len(said["deaths"]) == 2
+    assert {path.name for path in (run.output.folder / "cluster").glob("*.log")} == {
+        "shard-0.log",
+        "shard-1.log",
+        "trainer-0.log",
+        "trainer-1.log",
+    }
+
+
+def test_a_run_that_is_stopped_leaves_a_checkpoint_says_its_status_and_goes_on_on_other_shards(make_run, tmp_path):
+    run = make_run(**EXACT, train__epochs=60, policy={"name": "hybrid", "staleness": 4}, train__checkpoint_every=50)
+    seen = []
+
+    def look_and_stop(cluster):
+        seen.append(status(run.output.folder))
+        cluster.stop()
+
+    result = Watched(run, [(8, look_and_stop)], shards=1, trainers=1).up()
+    assert result["stopped_by"] == "SIGTERM"
+    (said,) = seen
+    assert said["phase"] == "running"
+    assert all(process["alive"] for process in (*said["shards"], *said["trainers"]))
+    assert said["shards"][0]["rows"] > 0
+    assert said["training"]["samples_per_second"] > 0
+    stopped = Checkpoint(Checkpoints(run.output.folder / "checkpoints").latest()).step
+    assert stopped >= 8
+    longer = make_run(**EXACT, train__epochs=60, train__steps=stopped + 5, policy={"name": "hybrid", "staleness": 4})
+    result = Watched(longer, shards=3, trainers=1, resume=True).up()
+    assert (result["stopped"], result["steps"]) == ("end", stopped + 5)
+
+
+def test_a_trainer_that_fails_by_itself_is_not_started_again(make_run):
+    run = make_run(**EXACT, optimizer={"name": "sgd", "lr": 1e30})
+    cluster = Watched(run, shards=1, trainers=1)
+    with pytest.raises(HotrowError, match=r"Trainer 0 ended with code 1; it said last: .*Lower the learning rates"):
+        cluster.up()
+    assert cluster.deaths == []
+    assert all(shard.code is not None for shard in cluster.shards)
+
+
+def test_a_folder_with_a_run_and_shards_that_run_already_are_refused(make_run):
+    run = make_run(train__steps=2)
+    train(run)
+    with pytest.raises(SettingsError, match="already holds a run"):
+        LocalCluster(run, shards=1, trainers=1)
+    other = make_run(cluster={"shards": ["tcp://127.0.0.1:7700"]})
+    with pytest.raises(SettingsError, match="would start others"):
+        LocalCluster(other, shards=1, trainers=1, overwrite=True)
+    with pytest.raises(CheckpointError, match="not started by hotrow up"):
+        status(run.output.folder)
+
+
+def test_the_command_says_its_status_as_json_and_as_a_table(make_run, tmp_path):
+    run = make_run()
+    folder = Path(run.output.folder) / "cluster"
+    folder.mkdir(parents=True)
+    dead = {
+        "name": "shard 0",
+        "pid": 2**22 + 7,
+        "since": 0.0,
+        "log": "x.log",
+        "address": "tcp://127.0.0.1:1",
+        "metrics": 1,
+    }
+    state = {"phase": "running", "pid": 2**22 + 7, "shards": [dead], "trainers": [], "deaths": []}
+    (folder / "state.json").write_text(json.dumps(state))
+    said = CliRunner().invoke(app, ["status", str(run.output.folder), "--json"])
+    assert said.exit_code == 0
+    assert json.loads(said.stdout)["phase"] == "abandoned"
+    shown = CliRunner().invoke(app, ["status", str(run.output.folder)])
+    assert "tcp://127.0.0.1:1" in shown.stdout
+    assert "ended" in shown.stdout

@@ -1,0 +1,218 @@
+"""Several ranks: what they compute together is what one process computes; they stop, resume and checkpoint as one."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hotrow.errors import HotrowError, SettingsError
+from hotrow.service.shard import Shard
+from hotrow.train.checkpoint import Checkpoint, Checkpoints
+from hotrow.train.evaluate import Ranker, evaluate_path
+from hotrow.train.logs import RunFolder
+from hotrow.train.loop import train
+from ranks import Ranks
+
+EXACT = {"model": {"name": "wide_deep", "deep": [8], "dropout": 0.0}, "train__epochs": 1}
+
+
+class Processes:
+    """`python -m hotrow train` on several ranks, as torchrun starts them."""
+
+    def __init__(self, run_file: Path, size: int, *options: str) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "hotrow", "train", str(run_file), "--json", *options],
+                env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(size)
+        ]
+
+    def ended(self, code: int = 0) -> list[tuple[str, str]]:
+        """What each wrote, once all have ended with this code."""
+        said = []
+        try:
+            for process in self.processes:
+                said.append(process.communicate(timeout=120))
+        finally:
+            for process in self.processes:
+                process.kill()
+        for process, (_, errors) in zip(self.processes, said, strict=True):
+            assert process.returncode == code, errors
+        return said
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with Ranks(2) as ranks:
+        yield ranks
+
+
+@pytest.fixture
+def trained(pool):
+    """Trains a run on two ranks; the first one's result."""
+
+    def go(run, resume=False):
+        results = pool.run(2, "train_work:train_run", run.to_toml(), resume, timeout=120)
+        assert results[0] == results[1]
+        return results[0]
+
+    return go
+
+
+def end_of(run):
+    """Dense arrays and rows of a run's last checkpoint, in one process."""
+    checkpoint = Checkpoint(Checkpoints(run.output.folder / "checkpoints").latest())
+    ranker = Ranker(run)
+    ranker.restore(checkpoint, checkpoint.arrays())
+    rows = {}
+    for name, store in ranker.embeddings.router.tiers["host"].stores().items():
+        chunks = list(store.export())
+        columns = {c: np.concatenate([chunk[c] for chunk in chunks]) for c in chunks[0]}
+        order = columns["keys"].argsort()
+        rows[name] = {c: columns[c].reshape(len(order), -1)[order] for c in ("keys", "values", "state", "clocks")}
+    return {name: a for name, a in checkpoint.arrays().items() if name.startswith("model/")}, rows
+
+
+def assert_close(one, two):
+    (dense_a, rows_a), (dense_b, rows_b) = one, two
+    for name in dense_a:
+        torch.testing.assert_close(dense_a[name], dense_b[name], rtol=1e-4, atol=1e-5, msg=name)
+    for table in rows_a:
+        assert np.array_equal(rows_a[table]["keys"], rows_b[table]["keys"])
+        assert np.array_equal(rows_a[table]["clocks"], rows_b[table]["clocks"])
+        np.testing.assert_allclose(rows_a[table]["values"], rows_b[table]["values"], rtol=1e-3, atol=1e-4)
+
+
+def losses(run):
+    return [line["loss"] for line in RunFolder(run.output.folder).lines() if line["kind"] == "train"]
+
+
+@pytest.fixture
+def shards():
+    with Shard("tcp://127.0.0.1:*") as one, Shard("tcp://127.0.0.1:*") as two:
+        yield [one.address, two.address]
+
+
+@pytest.fixture(params=["served", "served exact", "sharded", "replicated"])
+def places(request, shards):
+    """Settings of where rows live and of the policy."""
+    if request.param.startswith("served"):
+        policy = {"name": "exact"} if "exact" in request.param else {"name": "sync"}
+        return {"cluster": {"shards": shards}, "policy": policy}
+    return {"cluster": {"rows": request.param}, "policy": {"name": "exact" if request.param == "sharded" else "sync"}}
+
+
+def test_two_ranks_are_one_process_with_twice_the_batch(make_run, tmp_path, places, trained):
+    # 2000 samples in steps of 96: the last step has 80, and 48 a rank in others
+    one = make_run(**EXACT, data__batch_size=96, output__folder=str(tmp_path / "one"))
+    expected = train(one)
+    two = make_run(
+        **EXACT, data__batch_size=48, **places, output__folder=str(tmp_path / "two"), train__evaluate_every=9
+    )
+    result = trained(two)
+    assert result["steps"] == expected.steps
+    assert result["samples"] == expected.samples
+    assert losses(two) == pytest.approx(losses(one), rel=1e-4)
+    assert result["metrics"]["auc"] == pytest.approx(expected.metrics["auc"], abs=1e-4)
+    assert result["metrics"]["samples"] == 500
+    assert_close(end_of(two), end_of(one))
+
+
+def test_a_signal_to_one_rank_stops_all_and_any_number_goes_on(make_run, tmp_path, shards, trained):
+    one = make_run(**{**EXACT, "train__epochs": 6}, output__folder=str(tmp_path / "one"), data__batch_size=96)
+    train(one)
+    settings = {**EXACT, "train__epochs": 6, "data__batch_size": 48, "cluster": {"shards": shards}}
+    run = make_run(**settings, output__folder=str(tmp_path / "two"), train__checkpoint_every=5)
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(run.to_toml())
+    ranks = Processes(run_file, 2)
+    metrics = RunFolder(run.output.folder).metrics
+    while not (metrics.exists() and metrics.read_text().count('"train"') >= 2):
+        assert all(process.poll() is None for process in ranks.processes), ranks.ended()
+    ranks.processes[1].send_signal(signal.SIGTERM)
+    ranks.ended(128 + signal.SIGTERM)
+    stopped = Checkpoint(Checkpoints(run.output.folder / "checkpoints").latest())
+    assert 0 < stopped.step < 126
+    # Goes on in one process, on rows of its own, at the same sample; then two again, each owning a part of the rows.
+    alone = make_run(**{**settings, "cluster": {}}, output__folder=str(tmp_path / "two"), train__steps=stopped.step + 4)
+    train(alone, resume=True)
+    again = make_run(**{**settings, "cluster": {"rows": "sharded"}}, output__folder=str(tmp_path / "two"))
+    result = trained(again, resume=True)
+    assert result["stopped"] == "end"
+    assert result["samples"] == pytest.approx(12000, abs=96)
+
+
+def test_a_hybrid_run_of_two_ranks_keeps_its_bound_and_learns(make_run, tmp_path, shards, trained):
+    one = make_run(**{**EXACT, "train__epochs": 3}, output__folder=str(tmp_path / "one"))
+    expected = train(one).metrics["auc"]
+    two = make_run(
+        **{**EXACT, "train__epochs": 3},
+        data__batch_size=32,
+        cluster={"shards": shards},
+        policy={"name": "hybrid", "staleness": 4},
+        output__folder=str(tmp_path / "two"),
+    )
+    result = trained(two)
+    assert result["metrics"]["auc"] == pytest.approx(expected, abs=0.02)
+    stale = [line for line in RunFolder(two.output.folder).lines() if line["kind"] == "staleness"]
+    assert stale
+    assert max(line["batches_most"] for line in stale) <= 4
+    assert evaluate_path(two.output.folder)[2]["auc"] == pytest.approx(result["metrics"]["auc"], abs=1e-6)
+
+
+def test_what_the_first_rank_refuses_all_refuse_with_the_same_sentence(make_run, pool):
+    run = make_run(train__steps=2)
+    train(run)
+    for kind, said, _ in pool.answers(2, "train_work:train_run", run.to_toml()):
+        assert kind == "HotrowError"
+        assert "already holds a run" in said
+
+
+def test_rows_on_the_host_of_several_ranks_are_refused(make_run, pool):
+    for kind, said, _ in pool.answers(2, "train_work:train_run", make_run(cluster={"rows": "host"}).to_toml()):
+        assert kind == "SettingsError"
+        assert 'cluster.rows is "host", but there are 2 ranks' in said
+
+
+def test_one_process_trains_through_shards_as_without_them(make_run, tmp_path, shards, same_weights):
+    plain = make_run(output__folder=str(tmp_path / "plain"))
+    train(plain)
+    for policy in ({"name": "sync"}, {"name": "exact"}):
+        served = make_run(cluster={"shards": shards}, policy=policy, output__folder=str(tmp_path / policy["name"]))
+        train(served)  # what an earlier run left on the shards is gone
+        same_weights(plain, served)
+
+
+def test_a_cache_in_front_of_shards_or_of_this_process_changes_nothing_for_one_worker(make_run, tmp_path, shards):
+    plain = make_run(output__folder=str(tmp_path / "plain"))
+    train(plain)
+    for name, cluster in (("served", {"shards": shards}), ("host", {})):
+        cached = make_run(cluster={**cluster, "cache": {"capacity": 60}}, output__folder=str(tmp_path / name))
+        train(cached)
+        (dense, rows), (expected, expected_rows) = end_of(cached), end_of(plain)
+        assert all(torch.equal(dense[name], expected[name]) for name in expected)
+        for table, columns in expected_rows.items():
+            assert all(np.array_equal(rows[table][name], columns[name]) for name in columns)
+
+
+def test_settings_that_cannot_work_are_refused(make_run):
+    with pytest.raises(SettingsError, match=r"rows = .served."):
+        make_run(cluster={"shards": ["tcp://127.0.0.1:7700"], "rows": "sharded"})
+    with pytest.raises(SettingsError, match="exact reads rows again"):
+        make_run(cluster={"shards": ["tcp://127.0.0.1:7700"], "cache": {}}, policy={"name": "exact"})
+    with pytest.raises(HotrowError, match="there are no shards"):
+        train(make_run(cluster={"rows": "served"}))
