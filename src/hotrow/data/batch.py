@@ -260,10 +260,10 @@ def join(features: Mapping[str, Jagged]) -> Group:
 
 def ranges(begins: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     """The places begin, begin + 1, ... of each range, one range after another, and the offsets between them."""
-    offsets = lengths.new_zeros(len(lengths) + 1)
-    torch.cumsum(lengths, 0, out=offsets[1:])
-    places = torch.arange(int(offsets[-1]), device=lengths.device)
-    return places + torch.repeat_interleave(begins - offsets[:-1], lengths, output_size=len(places)), offsets
+    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    # `item` and `shape`, not `int` and `len`: so torch.export can follow sizes that depend on the data.
+    places = torch.arange(offsets[-1].item(), device=lengths.device)
+    return places + torch.repeat_interleave(begins - offsets[:-1], lengths, output_size=places.shape[0]), offsets
 
 
 def _jagged(name: str, given: Tensor | Sequence[Sequence[int]] | Jagged) -> Jagged:

@@ -40,7 +40,7 @@ from hotrow.data.batch import Batch
 from hotrow.data.dataset import DataSet
 from hotrow.data.marks import Bools, Marks, pieces
 from hotrow.data.rowgroups import Footers
-from hotrow.data.samples import Pieces, Taken, Window, needed
+from hotrow.data.samples import Draws, Pieces, Taken, Window, needed
 from hotrow.data.steps import Step, apply, schema_after
 from hotrow.errors import SettingsError
 
@@ -94,6 +94,7 @@ class Reader:
         self._without = set(dataset.schema.columns) - needed(dataset.schema, sessions=shuffle)
         self._footers: Footers = {}
         self._groups = dataset.row_groups(split)
+        self._begins = [0, *itertools.accumulate(group.samples for group in self._groups)]
         self._only = only
         self._counts = [group.samples for group in self._groups] if only is None else only.counts
         self.samples = sum(self._counts)
@@ -156,7 +157,7 @@ class Reader:
         """Each window this rank needs, and its first sample in the epoch's order; some are loaded ahead."""
         windows = self._windows(epoch, np.array(cuts))
         if self._threads == 0:
-            yield from ((w.begin, self._load(w.numbers, w.seed)) for w in windows)
+            yield from ((w.begin, self._load(w)) for w in windows)
             return
         pool = ThreadPoolExecutor(self._threads, thread_name_prefix="hotrow-reader")
         try:
@@ -179,28 +180,30 @@ class Reader:
             members = [i for i in order[at : at + self._window].tolist() if self._counts[i]]
             end = begin + sum(self._counts[i] for i in members)
             if members and ((cuts[:, 0] < end) & (cuts[:, 1] > begin)).any():
-                yield _Planned(begin, members, [self._seed, epoch, number] if self._shuffle else None)
+                yield _Planned(begin, members, [self._seed, epoch, number] if self._shuffle else None, epoch)
             begin = end
 
-    def _load(self, numbers: list[int], seed: list[int] | None) -> _Ordered:
-        schema = self.dataset.schema
+    def _load(self, planned: _Planned) -> _Ordered:
+        schema, numbers = self.dataset.schema, planned.numbers
         read = [self._groups[i].read(schema, self._footers, self._without) for i in numbers]
         only = None if self._only is None else np.concatenate([self._only.of(i) for i in numbers])
-        return _Ordered(apply(self._steps, Window.of(read, schema)), seed, only)
+        draws = Draws(self._seed, planned.epoch, [(self._begins[i], self._begins[i + 1]) for i in numbers])
+        return _Ordered(apply(self._steps, Window.of(read, schema, draws)), planned.seed, only)
 
 
 class _Planned(NamedTuple):
-    """A window to be loaded: its first sample in the epoch's order, its row groups, and the seed of its own order."""
+    """A window to be loaded: its first sample in the epoch's order, its row groups, the seed of its own order."""
 
     begin: int
     numbers: list[int]
     seed: list[int] | None
+    epoch: int
 
 
 def _loading(
-    pool: ThreadPoolExecutor, load: Callable[[list[int], list[int] | None], _Ordered], windows: Iterable[_Planned]
+    pool: ThreadPoolExecutor, load: Callable[[_Planned], _Ordered], windows: Iterable[_Planned]
 ) -> Iterator[tuple[int, Future[_Ordered]]]:
-    return ((w.begin, pool.submit(load, w.numbers, w.seed)) for w in windows)
+    return ((w.begin, pool.submit(load, w)) for w in windows)
 
 
 class _Ordered:

@@ -22,6 +22,7 @@ from torch import Tensor
 from hotrow import _native
 from hotrow.data.batch import Batch, Group
 from hotrow.data.dedup import SAMPLES, Ints, session_begins, stretch, window_names, without_nulls
+from hotrow.data.mix import mix64
 from hotrow.data.schema import MISSING, Column, Schema
 from hotrow.errors import DataError
 
@@ -42,6 +43,20 @@ class Values:
     def map(self, values: NDArray[Any]) -> Values:
         """The same lists of other values."""
         return replace(self, values=values)
+
+
+class Draws(NamedTuple):
+    """By what steps draw at random: a reader's seed and epoch, and where in the split row groups begin and end."""
+
+    seed: int
+    epoch: int
+    groups: Sequence[tuple[int, int]]
+
+    def numbers(self) -> NDArray[np.uint64]:
+        """One for each sample: of seed, epoch and the sample's place in the split, whatever else is read with it."""
+        places = np.concatenate([np.arange(begin, end, dtype=np.uint64) for begin, end in self.groups])
+        salt = mix64(mix64(np.array([self.seed], np.uint64)) + np.uint64(self.epoch))
+        return mix64(mix64(places) ^ salt)
 
 
 class Numbers(NamedTuple):
@@ -71,9 +86,11 @@ class Window:
     """For each group the row of every sample."""
     roles: Mapping[str, Numbers]
     """Label, weight, user and session of each sample: as the data set has them, whatever steps do to a feature."""
+    draws: Draws | None = None
+    """What steps draw by; None where samples are looked at outside of an epoch."""
 
     @staticmethod
-    def of(row_groups: Sequence[Mapping[str, pa.Table]], schema: Schema) -> Window:
+    def of(row_groups: Sequence[Mapping[str, pa.Table]], schema: Schema, draws: Draws | None = None) -> Window:
         """The samples of some row groups, one after the other. A null is a missing key, 0 or an empty bag."""
         tables = {name: [read[name] for read in row_groups] for name in row_groups[0]}
         inverses = {g.name: _numbers_of(tables[SAMPLES], g.name, 0, tables[g.name]) for g in schema.groups or ()}
@@ -96,7 +113,7 @@ class Window:
             if (name := getattr(schema, role)) in columns
         }
         every = {name: places.get(name, SAMPLES) for name in columns}
-        return Window(schema, sum(map(len, tables[SAMPLES])), columns, every, inverses, roles)
+        return Window(schema, sum(map(len, tables[SAMPLES])), columns, every, inverses, roles, draws)
 
     def sessions(self) -> Ints:
         """Where each session begins; without sessions, each sample."""

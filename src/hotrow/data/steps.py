@@ -10,6 +10,7 @@ samples share, or a key that lies in twenty windows of a history, is worked on o
 values (or, `truncate`, of the length of a list), and gives what it would give on samples spelled out.
 
 `columns` are names of features (hash, truncate, function) or dense columns (clip, log, normalise, bucketise, function).
+`neighbours` (in a file of its own) is the exception: it draws at random for each sample.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ import importlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from hotrow.data.mix import mix64
+from hotrow.data.neighbours import Neighbours
 from hotrow.data.samples import Values, Window
 from hotrow.data.schema import MISSING, Column, Schema
 from hotrow.errors import SettingsError, nearest
@@ -33,6 +35,9 @@ from hotrow.settings import Settings
 
 class _Step(Settings):
     """Changes the values of some columns; the base changes the values one by one."""
+
+    random: ClassVar[bool] = False
+    """Whether it gives something else in every epoch."""
 
     name: str
     columns: tuple[str, ...] = Field(min_length=1)
@@ -172,6 +177,8 @@ class Function(_Step):
 class Bucketise(Settings):
     """A dense column as a feature with one key: how many `boundaries` lie at or below its value."""
 
+    random: ClassVar[bool] = False
+
     name: Literal["bucketise"] = "bucketise"
     column: str = Field(min_length=1)
     boundaries: tuple[float, ...] = Field(min_length=1)
@@ -224,7 +231,7 @@ class Bucketise(Settings):
 
 
 Step = Annotated[
-    Hash | Truncate | Clip | Log | Normalise | Function | Bucketise,
+    Hash | Truncate | Clip | Log | Normalise | Function | Bucketise | Neighbours,
     Field(discriminator="name"),
 ]
 

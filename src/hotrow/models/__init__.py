@@ -8,6 +8,7 @@ from hotrow.models.dcnv2 import DCNv2, DCNv2Settings
 from hotrow.models.deepfm import DeepFM, DeepFMSettings
 from hotrow.models.din import DIN, DINSettings
 from hotrow.models.dlrm import DLRM, DLRMSettings
+from hotrow.models.graph import GraphModel, GraphSettings
 from hotrow.models.model import ModelInputs, ModelSettings, RankingModel
 from hotrow.models.transformer import Transformer, TransformerSettings
 from hotrow.models.wide_deep import WideDeep, WideDeepSettings
@@ -21,6 +22,8 @@ __all__ = [
     "DLRMSettings",
     "DeepFM",
     "DeepFMSettings",
+    "GraphModel",
+    "GraphSettings",
     "Model",
     "ModelInputs",
     "ModelSettings",
@@ -33,7 +36,13 @@ __all__ = [
 ]
 
 Model = Annotated[
-    DLRMSettings | DCNv2Settings | DeepFMSettings | WideDeepSettings | DINSettings | TransformerSettings,
+    DLRMSettings
+    | DCNv2Settings
+    | DeepFMSettings
+    | WideDeepSettings
+    | DINSettings
+    | TransformerSettings
+    | GraphSettings,
     Field(discriminator="name"),
 ]
 

@@ -88,11 +88,12 @@ class Attention(nn.Module):
 
         Histories and targets `[S, D]` are on the unique samples of their groups.
         """
-        histories, device = len(history.offsets) - 1, history.offsets.device
-        history_P, target_P, inverse = pairs((histories, history.inverse), (len(targets), target_inverse), device)
+        histories, device = history.offsets.shape[0] - 1, history.offsets.device
+        history_P, target_P, inverse = pairs((histories, history.inverse), (targets.shape[0], target_inverse), device)
         lengths_P = history.lengths.index_select(0, history_P)
+        count = lengths_P.shape[0]  # not `len`, which torch.export would take for a constant
         row_N, _ = ranges(history.starts.index_select(0, history_P), lengths_P)
-        pair_N = torch.repeat_interleave(torch.arange(len(lengths_P), device=device), lengths_P)
+        pair_N = torch.repeat_interleave(torch.arange(count, device=device), lengths_P, output_size=row_N.shape[0])
 
         rows_ND = history.values.index_select(0, row_N)
         target_N = target_P.index_select(0, pair_N)
@@ -101,9 +102,9 @@ class Attention(nn.Module):
         hidden = hidden + self.of_product(rows_ND * targets.index_select(0, target_N))
         counts_N = None
         if inverse is not None:
-            counts_N = torch.bincount(inverse, minlength=len(lengths_P)).index_select(0, pair_N)
+            counts_N = torch.bincount(inverse, minlength=count).index_select(0, pair_N)
         weight_N1 = self.weigh(_activate(self.activation, hidden, counts_N))
-        attended = rows_ND.new_zeros(len(lengths_P), rows_ND.shape[1]).index_add(0, pair_N, weight_N1 * rows_ND)
+        attended = rows_ND.new_zeros(count, rows_ND.shape[1]).index_add(0, pair_N, weight_N1 * rows_ND)
         return attended, inverse
 
 

@@ -105,10 +105,14 @@ class RankingModel(nn.Module):
         return Joint(self.inputs.names, self.unique_groups(embedded), self.dense_inputs(dense))
 
     def unique_groups(self, embedded: Embedded, features: Sequence[str] | None = None) -> list[PooledGroup]:
-        """Vectors on unique samples, group by group, of pooled features and of averaged sequences; all by default."""
+        """Vectors on unique samples, group by group, of pooled features and of averaged sequences; all by default.
+
+        A sequence may come averaged already, as a pooled feature.
+        """
         names = set(self.inputs.names if features is None else features)
         groups = [part for group in embedded.groups if (part := _of_group(group, names)) is not None]
-        groups += [mean_of(name, embedded.sequence(name)) for name in self.inputs.sequences if name in names]
+        averaged = (name for name in self.inputs.sequences if name in names.difference(embedded.pooled_features))
+        groups += [mean_of(name, embedded.sequence(name)) for name in averaged]
         missing = names - {name for group in groups for name in group.features}
         if missing:
             raise BatchError(f'The batch has no rows for feature "{min(missing)}".')
