@@ -67,4 +67,5 @@ def compiled(kernel: Any, types: str, given: dict[str, Any]) -> Any:
 
 if __name__ == "__main__":
     for kernel, types, given in CASES:
-        print(kernel.fn.__name__, "wide loads:", compiled(kernel, types, given).asm["ptx"].count("ld.global.v4"))
+        ptx = compiled(kernel.jit, types, given).asm["ptx"]
+        print(kernel.jit.fn.__name__, "wide loads:", ptx.count("ld.global.v4"))

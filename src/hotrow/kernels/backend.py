@@ -8,12 +8,15 @@ else takes the twin, and where that is only because Triton is absent, one warnin
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -37,9 +40,55 @@ def kernel(*sizes: str) -> Callable[[Callable[..., Any]], Any]:
     """`jit` for a function that is launched; `sizes` change with the batch, and no value of them is compiled for."""
 
     def decorate(function: Callable[..., Any]) -> Any:
-        return function if triton is None else triton.jit(function, do_not_specialize=list(sizes))
+        return function if triton is None else Kernel(function, sizes)
 
     return decorate
+
+
+class Kernel:
+    """A kernel to launch as Triton's own, `kernel[grid](*arguments, num_warps=...)`, at a tenth of the host time.
+
+    Triton looks at every argument anew to find what it compiled before, which takes longer than these kernels
+    run. Here that is found by the arguments' kinds: dtype and alignment of a tensor, width of a size, value of a
+    constant. Under the interpreter, or with launch hooks (a profiler's), launches are Triton's own.
+    """
+
+    def __init__(self, function: Callable[..., Any], sizes: Sequence[str]) -> None:
+        self.jit: Any = triton.jit(function, do_not_specialize=list(sizes))
+        self._sizes = frozenset(i for i, name in enumerate(inspect.signature(function).parameters) if name in sizes)
+        self._compiled: dict[tuple[Any, ...], Any] = {}
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return functools.partial(self._launch, grid)
+
+    def _launch(self, grid: tuple[int, ...], *arguments: Any, num_warps: int = 4) -> None:
+        device = arguments[0].device
+        if device.type != "cuda" or interpreted() or _hooked():
+            self.jit[grid](*arguments, num_warps=num_warps)
+            return
+        key = (device.index, num_warps, *(self._kind(i, argument) for i, argument in enumerate(arguments)))
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            self._compiled[key] = self.jit[grid](*arguments, num_warps=num_warps)
+            return
+        stream = torch._C._cuda_getCurrentRawStream(device.index)
+        compiled.run(
+            *grid, *(1,) * (3 - len(grid)), stream, compiled.function, compiled.packed_metadata, None, None, None,
+            *arguments,
+        )  # fmt: skip
+
+    def _kind(self, at: int, argument: Any) -> Any:
+        if isinstance(argument, Tensor):
+            return argument.dtype, argument.data_ptr() % 16 == 0
+        if at in self._sizes:
+            return -(2**31) <= argument < 2**31
+        return argument
+
+
+def _hooked() -> bool:
+    """Whether somebody wants to hear of launches."""
+    hook = triton.knobs.runtime.launch_enter_hook
+    return hook is not None and bool(getattr(hook, "calls", True))
 
 
 def constant(value: int) -> Any:

@@ -7,7 +7,8 @@ them in the terms of tables and batches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,10 +39,30 @@ from hotrow.kernels.unique import run_numbers, runs_kernel, sorted_order, unique
 
 JOIN_EACH = 4  # borders that one program looks at
 JOIN_UNROLL = 8  # parts of a row that are asked for at once
+
+
+def operation(name: str, mutates_args: Sequence[str]) -> Callable[[Callable[..., Any]], Any]:
+    """`torch.library.custom_op`, that is called past the dispatcher where nobody traces: it takes a tenth of a
+    millisecond for so many arguments, and has nothing to add to tensors without gradients."""
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        made: Any = torch.library.custom_op(name, mutates_args=mutates_args)(function)
+        made.direct = function
+        return made
+
+    return decorate
+
+
+def run(made: Any, *arguments: Any) -> Any:
+    """Calls an operation, directly where it makes no difference."""
+    traced = torch.compiler.is_compiling() or any(isinstance(a, Tensor) and type(a) is not Tensor for a in arguments)
+    return made(*arguments) if traced else made.direct(*arguments)
+
+
 GRAD_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-@torch.library.custom_op("hotrow::lookup", mutates_args=())
+@operation("hotrow::lookup", mutates_args=())
 def lookup(
     values: Tensor,
     staged: Tensor,
@@ -88,7 +109,7 @@ def _(values, staged, staged_at, slots, *others):  # type: ignore[no-untyped-def
     return slots.new_empty(size, dtype=dtype)
 
 
-@torch.library.custom_op("hotrow::places", mutates_args=())
+@operation("hotrow::places", mutates_args=())
 def places(
     numbers: Tensor | None,
     offsets: Tensor,
@@ -125,7 +146,7 @@ def _(numbers, offsets, weights, features, units, even, programs, lookups, unit,
     return place, slots, offsets.new_empty(lookups if factored else 0, dtype=torch.float32)
 
 
-@torch.library.custom_op("hotrow::chunks", mutates_args=())
+@operation("hotrow::chunks", mutates_args=())
 def chunks(
     rows: Tensor, order: Tensor, places: Tensor, factors: Tensor | None, layout: Tensor, classes: int, ahead: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -185,7 +206,7 @@ def _(rows, order, places, factors, layout, classes, ahead):  # type: ignore[no-
     return places.new_empty(n), factored, *(rows.new_empty(size, dtype=torch.int32) for size in sizes)
 
 
-@torch.library.custom_op("hotrow::update", mutates_args=("values", "state", "handed"))
+@operation("hotrow::update", mutates_args=("values", "state", "handed"))
 def update(
     grads: Tensor,
     rows: Tensor,
@@ -255,7 +276,7 @@ def _(*arguments):  # type: ignore[no-untyped-def]
     return None
 
 
-@torch.library.custom_op("hotrow::contract", mutates_args=())
+@operation("hotrow::contract", mutates_args=())
 def contract(
     grads: Tensor, members: Tensor, member_starts: Tensor, segments: Tensor, programs: int, size: int, vector: int
 ) -> Tensor:
@@ -276,7 +297,7 @@ def _(grads, members, member_starts, segments, programs, size, vector):  # type:
     return grads.new_empty(size, dtype=torch.float32)
 
 
-@torch.library.custom_op("hotrow::jagged_select", mutates_args=())
+@operation("hotrow::jagged_select", mutates_args=())
 def jagged_select(
     values: Tensor,
     offsets: Tensor,
@@ -315,7 +336,7 @@ def _(values, offsets, out_offsets, inverse, members, member_starts, total):  # 
     return values.new_empty(total, values.shape[1])
 
 
-@torch.library.custom_op("hotrow::jagged_select_backward", mutates_args=())
+@operation("hotrow::jagged_select_backward", mutates_args=())
 def jagged_select_backward(
     grads: Tensor, offsets: Tensor, out_offsets: Tensor, members: Tensor, member_starts: Tensor, rows: int
 ) -> Tensor:
@@ -363,7 +384,7 @@ def _select_gradient(ctx, grad):  # type: ignore[no-untyped-def]
 jagged_select.register_autograd(_select_gradient, setup_context=_keep)
 
 
-@torch.library.custom_op("hotrow::unique", mutates_args=())
+@operation("hotrow::unique", mutates_args=())
 def unique(
     keys: Tensor, tables: Tensor | None, bound: int | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -10,7 +10,7 @@ Nothing here waits for the device, so all of it can be captured in a CUDA graph.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -121,8 +121,8 @@ def group_places(
 ) -> Grouping:
     """The second half of `group_numbers`."""
     rows, order = sort_by_row(slots)
-    sorted_places, sorted_factors, counts, begins, infos, chunk_slots, firsts, *singles = ops.chunks(
-        rows, order, places, factors, tables.layout, len(tables.classes), ahead
+    sorted_places, sorted_factors, counts, begins, infos, chunk_slots, firsts, *singles = ops.run(
+        ops.chunks, rows, order, places, factors, tables.layout, len(tables.classes), ahead
     )
     chunk = (counts, begins, infos, chunk_slots, firsts)
     if factors is None:
@@ -150,10 +150,11 @@ def lookup(
     config = config or chosen("lookup", tables.machine, blocks, tables.dtype, shape.lookups)
     tiles = config.tiles(blocks)
     units, programs, even = shape.units(tiles)
-    empty = _nothing(tables)
-    results: Tensor = ops.lookup(
+    empty = tables.nothing
+    results: Tensor = ops.run(
+        ops.lookup,
         tables.values,
-        staged.rows if staged is not None else torch.empty(0, device=slots.device),
+        staged.rows if staged is not None else tables.no_rows,
         staged.begins if staged is not None else empty,
         slots,
         offsets,
@@ -202,21 +203,28 @@ def update(
     grads = grads.reshape(-1)
     if shape.expanded:
         assert members is not None
-        grads = ops.contract(
-            grads, *members, shape.segments, shape.contract_programs, shape.unique_size, shape.contract_vector
+        grads = ops.run(
+            ops.contract,
+            grads,
+            *members,
+            shape.segments,
+            shape.contract_programs,
+            shape.unique_size,
+            shape.contract_vector,
         )
     blocks = [c.block for c in tables.classes]
     config = config or chosen("update", tables.machine, blocks, tables.dtype, shape.lookups)
-    ops.update(
+    ops.run(
+        ops.update,
         grads,
-        *(getattr(grouping, each.name) for each in fields(grouping)),
+        *vars(grouping).values(),
         tables.values,
         tables.state,
-        handed if handed is not None else torch.empty(0, device=grads.device),
-        staged.begins if staged is not None else _nothing(tables),
+        handed if handed is not None else tables.no_rows,
+        staged.begins if staged is not None else tables.nothing,
         tables.layout,
         tables.hyper,
-        seed if seed is not None else torch.zeros(1, dtype=torch.int64, device=grads.device),
+        seed if seed is not None else tables.no_seed,
         blocks,
         [c.kind for c in tables.classes],
         [c.vector for c in tables.classes],
@@ -276,7 +284,8 @@ def _places(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     units, programs, even = shape.units((PLACES_TILE,) * len(shape.tables.classes))
     factored = weights is not None or any(f.pooling == "mean" for g in shape.groups for f in g.features)
-    places, slots, factors = ops.places(
+    places, slots, factors = ops.run(
+        ops.places,
         numbers,
         offsets,
         weights,
@@ -290,10 +299,6 @@ def _places(
         PLACES_TILE,
     )
     return places, slots, factors if factored else None
-
-
-def _nothing(tables: Tables) -> Tensor:
-    return torch.empty(0, dtype=torch.int32, device=tables.layout.device)
 
 
 def _check(shape: BatchShape, slots: Tensor, offsets: Tensor, weights: Tensor | None) -> None:

@@ -122,6 +122,9 @@ class Tables:
     layout: Tensor = field(init=False)  # the same on the device, padded
     hyper: Tensor = field(init=False)
     machine: str = field(init=False)
+    nothing: Tensor = field(init=False)  # what kernels are given in place of what a batch does not have
+    no_rows: Tensor = field(init=False)
+    no_seed: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         _check(self.specs)
@@ -137,6 +140,9 @@ class Tables:
         self.state = self._zeros(max(states, 1), torch.float32)
         self.hyper = torch.empty(len(rows), len(Rule().hyper(1)), device=self.device)
         self.machine = machine_name(self.device)
+        self.nothing = torch.empty(0, dtype=torch.int32, device=self.device)
+        self.no_rows = torch.empty(0, device=self.device)
+        self.no_seed = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.set_step(1)
         for t, spec in enumerate(self.specs):
             if spec.rule.initial:
