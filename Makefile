@@ -6,19 +6,21 @@ BIN := $(VENV)/bin
 TRITON := $(if $(filter Linux,$(shell uname -s)),triton)
 NATIVE := CMakeLists.txt $(wildcard native/*)
 
-.PHONY: help demo test check format bench clean
+.PHONY: help demo test check format bench browser docs clean
 help:
 	@echo "make demo     make a session log, prepare it, train on it, evaluate (3 minutes)"
 	@echo "make test     run the tests"
 	@echo "make check    lint, formatting, types; the native core is always built with warnings as errors"
 	@echo "make format   let ruff mend what it can"
+	@echo "make browser  get Chromium and axe-core, to test pages with; tests of pages are skipped without"
+	@echo "make docs     write the generated pages of docs/ again"
 	@echo "make bench    hotrow bench store, against FBGEMM and torch.nn.EmbeddingBag"
 	@echo "make clean    remove what the other targets made"
 
 demo: $(VENV)/ready
 	@$(BIN)/hotrow demo
 
-test: $(VENV)/ready $(VENV)/peers
+test: $(VENV)/ready $(VENV)/peers $(VENV)/browser
 	@echo "== running the tests"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
@@ -55,6 +57,21 @@ $(VENV)/peers: $(VENV)/tools requirements-peers.txt
 	@echo "== installing the peers: TorchRec and FBGEMM for CPU"
 	@$(BIN)/python -m pip install -q --no-deps -r requirements-peers.txt
 	@touch $@
+
+# Optional: where neither root nor npm is at hand, tests of pages are skipped and say so.
+browser: $(VENV)/browser
+$(VENV)/browser: $(VENV)/tools
+	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null || { \
+		test "$$(id -u)" = 0 && command -v apt-get >/dev/null && echo "== installing Chromium, to test pages with" && \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium \
+		>/dev/null; } || echo "== no Chromium here: tests of pages will be skipped (apt-get install chromium)"
+	@command -v npm >/dev/null && npm install --prefix $(VENV) --no-save --no-audit --no-fund --loglevel=error \
+		axe-core@4.14.0 >/dev/null || echo "== no axe-core here: pages are not checked for accessibility (needs npm)"
+	@touch $@
+
+docs: $(VENV)/ready
+	@$(BIN)/python -m hotrow.reference > docs/settings.md
+	@$(BIN)/python -m hotrow.bench.page docs/benchmarks/*.json > docs/benchmarks.md
 
 clean:
 	rm -rf $(VENV) build dist runs .mypy_cache .ruff_cache .hypothesis

@@ -11,7 +11,8 @@ from hotrow.data import DataSet, DataSetWriter
 from hotrow.data.synth import PRESETS, SynthSettings, generate
 from hotrow.errors import SettingsError
 from hotrow.profile import PROFILE, find_groups
-from hotrow.report import draw_profile, page
+from hotrow.report import draw_profile
+from hotrow.report.page import Page
 
 SETTINGS = SynthSettings(
     samples=6_000, **{**PRESETS["recd"], "users": 300, "items": 500, "history_length": 20, "past": 20}
@@ -85,14 +86,14 @@ def test_the_picture_is_one_page_that_needs_no_network(folder, call, tmp_path, n
     pytest.importorskip("plotly")
     call(folder / name, "--picture", tmp_path / "page.html", "--json")
     text = (tmp_path / "page.html").read_text()
-    assert "Plotly.newPlot" in text and "history" in text and f"Profile of {folder / name}" in text
+    assert "Plotly.react" in text and "history" in text and f"Profile of {folder / name}" in text
     assert '<script src="http' not in text
     assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
 
 
 def test_without_plotly_it_says_what_to_install(folder, call, monkeypatch, tmp_path):
     data = json.loads(call(folder / "once", "--json", "--batches", 0))
-    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
     with pytest.raises(SettingsError, match="hotrow\\[report\\]"):
         draw_profile(data, tmp_path / "page.html")
     assert list(tmp_path.iterdir()) == []
@@ -100,8 +101,7 @@ def test_without_plotly_it_says_what_to_install(folder, call, monkeypatch, tmp_p
 
 def test_names_from_the_data_cannot_write_html(tmp_path):
     pytest.importorskip("plotly")
-    figure = page.plotly().Figure()
-    page.write_page(tmp_path / "p.html", "<b>x</b>", ["<script>alert(1)</script>"], [figure])
+    Page("<b>x</b>", ["<script>alert(1)</script>"], []).write(tmp_path / "p.html")
     text = (tmp_path / "p.html").read_text()
     assert "<b>x</b>" not in text and "<script>alert(1)" not in text
 

@@ -12,6 +12,7 @@ import math
 import signal
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -251,4 +252,20 @@ def _give(data: dict[str, Any], as_json: bool, show: Any) -> None:
         show(data)
 
 
-from hotrow.cli import flatten, plan, prepare, profile  # noqa: E402, F401  # add their commands
+_COMMANDS = (
+    "advise",
+    "doctor",
+    "flatten",
+    "graph",
+    "keys",
+    "plan",
+    "prepare",
+    "profile",
+    "report",
+    "shard",
+    "simulate",
+    "topology",
+    "up",
+)
+for _command in _COMMANDS:
+    import_module(f"hotrow.cli.{_command}")  # each adds its command

@@ -13,7 +13,7 @@ from rich.table import Table
 from hotrow.train.progress import duration
 
 if TYPE_CHECKING:
-    from hotrow.train.loop import Result
+    from hotrow.train.state import Result
 
 _METRICS = {
     "auc": "AUC",
@@ -52,7 +52,7 @@ def demonstrated(data: Mapping[str, Any]) -> None:
     )
     _console().print()
     _pairs("Written", [(name, data[name]) for name in ("log", "data", "run_file", "run")])
-    _console().print(f"\nGo on with: hotrow inspect {data['run']}", highlight=False, soft_wrap=True)
+    _console().print(f"\nGo on with: hotrow report {data['run']}", highlight=False, soft_wrap=True)
 
 
 def result_as_data(result: Result) -> dict[str, Any]:
@@ -195,10 +195,11 @@ def _pairs(title: str, rows: Iterable[tuple[str, str]]) -> None:
     _console().print(table, highlight=False)
 
 
-def _table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+def _table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]], *, left: bool = False) -> None:
+    """Columns of figures stand right, of words (`left`) left."""
     table = Table(title=title, title_justify="left", pad_edge=False, box=None, header_style="bold")
     for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left", overflow="fold")
+        table.add_column(column, justify="right" if i and not left else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
     if table.rows:
