@@ -20,4 +20,6 @@ def _bench(name: str) -> Callable[[bool], Report]:
     return run
 
 
-BENCHES: dict[str, Callable[[bool], Report]] = {name: _bench(name) for name in ("store", "dedup", "hot", "kernels")}
+BENCHES: dict[str, Callable[[bool], Report]] = {
+    name: _bench(name) for name in ("store", "dedup", "hot", "hot_auc", "kernels", "cache", "shard")
+}

@@ -7,10 +7,12 @@ forward, backward, dense step, update. The hot rows are planned within a budget 
 
     ours       hot rows in the budget on the device, the others in the host's row store (split mode, exact)
     cpu        everything on the host, all cores
-    cpu_gpu    all rows in the host's row store, dense part and pooling on the device
+    cpu_gpu    tables on the host, looked up, pooled and updated there by all cores; the dense part on the device
+    staged     ours without hot rows: unique rows are staged on the device for a step, and pooled there
     fbgemm     tables in managed memory with FBGEMM's device cache of the same bytes (UVM)
 
-Sides take turns; a turn is timed from its first step to the end of the last one on the device.
+Sides take turns, with a pause before each, in which the threads of the last one come to rest; a turn is timed from its
+first step to the end of the last one on the device. Products on the device are TF32 on every side.
 """
 
 from __future__ import annotations
@@ -18,30 +20,21 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
+from hotrow.bench import hot_auc
+from hotrow.bench.hot_sides import DENSE, MODEL, Drawn, OnDevice, OnHost, Trains, fbgemm
 from hotrow.bench.report import Report, add, missing, new_report
 from hotrow.data.batch import Batch
-from hotrow.embedded import Embedded, PooledGroup
-from hotrow.embeddings import Embeddings
-from hotrow.models import ModelInputs
-from hotrow.models.dlrm import DLRM, DLRMSettings
-from hotrow.plan import Plan
 from hotrow.plan.hot import HotRows, hot_rows
 from hotrow.profile.counts import KeyCounts
 from hotrow.store.optimizers import RowWiseAdagrad
-from hotrow.table import Feature, Table
-from hotrow.tiers import DeviceTier
-from hotrow.train.dense import DenseAdam, DenseStep
-from hotrow.train.graph import GraphStep
-from hotrow.train.pipeline import Pipeline
+from hotrow.table import Table
 
 Keys = npt.NDArray[np.int64]
 
@@ -53,16 +46,7 @@ EXPONENTS = (
     1.869, 1.685, 1.023, 1.109, 2.345, 3.0, 1.123, 2.143, 0.0, 1.193, 1.252, 1.032, 1.228, 0.0, 1.281, 1.063, 0.0,
     1.415, 1.545, 0.0, 1.044, 0.0, 3.0, 1.208, 2.973, 1.246,
 )  # fmt: skip
-BATCH, DENSE, BUDGET, LR = 4096, 13, 512 << 20, 0.01
-MODEL = DLRMSettings(bottom=(512, 256, 64), top=(512, 256))
-Trains = Callable[[Sequence["Drawn"]], None]
-
-
-class Drawn(NamedTuple):
-    """One batch: row numbers a table, dense inputs and labels."""
-
-    numbers: list[Keys]
-    batch: Batch
+BATCH, BUDGET, LR = 4096, 512 << 20, 0.01
 
 
 def run(quick: bool = False) -> Report:
@@ -74,7 +58,7 @@ def run(quick: bool = False) -> Report:
             "rows": sum(CARDINALITIES),
             "batch": BATCH,
             "budget_bytes": BUDGET,
-            "model": f"DLRM bottom {MODEL.bottom}, top {MODEL.top}, float32",
+            "model": f"DLRM bottom {MODEL.bottom}, top {MODEL.top}, TF32 products",
             "keys": "Zipf, exponents fitted to the Criteo sample",
             "quick": quick,
         },
@@ -83,8 +67,11 @@ def run(quick: bool = False) -> Report:
     if not torch.cuda.is_available():
         for id in ("hot.vs_cpu", "hot.vs_cpu_gpu", "hot.vs_fbgemm_uvm"):
             missing(report, id, "there is no CUDA device here")
+        hot_auc.measure(report, quick)
         return report
+    missing(report, "hot.auc_gap", "hotrow bench hot_auc gives it, on a CPU")
     report["machine"]["device"] = torch.cuda.get_device_name()
+    torch.set_float32_matmul_precision("high")
     for dim, suffix in ((16, ""),) if quick else ((16, ""), (64, ".dim64")):
         _measure(
             report, dim, suffix, steps=20 if quick else 60, rounds=2 if quick else 4, profiled=200 if quick else 1000
@@ -98,20 +85,23 @@ def _measure(report: Report, dim: int, suffix: str, steps: int, rounds: int, pro
     tables = [Table(name=name, dim=dim, optimizer=RowWiseAdagrad(lr=LR)) for name in names]
     planned = _plan(tables, draw, profiled)
     batches = [draw.batch(names) for _ in range(steps * (rounds + 1))]
-    sides: dict[str, Trains] = {}
-    ours = Trainer(tables, planned.plan, "cuda")
-    sides["ours"] = ours
-    sides["cpu_gpu"] = Trainer(tables, None, "cuda")
+    ours = OnDevice(tables, planned.plan)
+    sides: dict[str, Trains] = {
+        "ours": ours,
+        "staged": OnDevice(tables, None),
+        "cpu_gpu": OnHost(tables, "cuda", BATCH),
+        "cpu": OnHost(tables, "cpu", BATCH),
+    }
     try:
-        sides["fbgemm"] = _fbgemm(tables, planned.memory)
+        sides["fbgemm"] = fbgemm(tables, CARDINALITIES, planned.memory, BATCH, LR)
     except ImportError:
         missing(report, f"hot.vs_fbgemm_uvm{suffix}", "fbgemm_gpu is not installed")
-    sides["cpu"] = Trainer(tables, None, "cpu")
     rates = _take_turns(sides, batches, steps, rounds)
     for id, side, must, aim in (
         ("hot.vs_cpu", "cpu", 2.3, 10.0),
         ("hot.vs_cpu_gpu", "cpu_gpu", 1.52, 4.0),
         ("hot.vs_fbgemm_uvm", "fbgemm", 1.0, 1.5),
+        ("hot.vs_staged", "staged", None, None),
     ):
         if side in rates:
             ratio = statistics.median(rates["ours"]) / statistics.median(rates[side])
@@ -153,7 +143,7 @@ class Draws:
         numbers = self.numbers(BATCH)
         dense = torch.from_numpy(self._rng.standard_normal((BATCH, DENSE), dtype=np.float32))
         labels = torch.from_numpy((self._rng.random(BATCH) < 0.25).astype(np.float32))
-        features = {name: torch.from_numpy(_keys(n)) for name, n in zip(names, numbers, strict=True)}
+        features = {name: torch.from_numpy(keys_of(n)) for name, n in zip(names, numbers, strict=True)}
         return Drawn(numbers, Batch.plain(features, dense=dense, labels=labels))
 
 
@@ -165,7 +155,7 @@ def _spread(rows: int) -> int:
     return spread
 
 
-def _keys(numbers: Keys) -> Keys:
+def keys_of(numbers: Keys) -> Keys:
     """Arbitrary keys for row numbers: Hotrow hashes them, where FBGEMM has dense tables."""
     return (numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
 
@@ -174,87 +164,8 @@ def _plan(tables: Sequence[Table], draw: Draws, batches: int) -> HotRows:
     counts = {table.name: KeyCounts() for table in tables}
     for _ in range(max(1, batches // 50)):
         for table, numbers in zip(tables, draw.numbers(50 * BATCH), strict=True):
-            counts[table.name].add(_keys(numbers))
+            counts[table.name].add(keys_of(numbers))
     return hot_rows(tables, counts, BUDGET)
-
-
-class Trainer:
-    """The same model and loop whatever the plan and the device."""
-
-    def __init__(self, tables: Sequence[Table], plan: Plan | None, device: str) -> None:
-        features = [Feature(name=table.name) for table in tables]
-        self.embeddings = Embeddings(tables, features, plan=plan, device=device)
-        self._device = torch.device(device)
-        self._model = _model(tables, self._device)
-        self._dense = DenseStep(self._model, DenseAdam())
-        self._graph: GraphStep | None = None
-        if device != "cpu":
-            self._graph = GraphStep(self.embeddings, self._model, self._dense, F.binary_cross_entropy_with_logits)
-
-    def __call__(self, batches: Sequence[Drawn]) -> None:
-        with Pipeline((drawn.batch for drawn in batches), self.embeddings, ahead=4) as pipeline:
-            for fetched in pipeline:
-                if self._graph is not None:
-                    assert fetched.batch.labels is not None
-                    self._graph(fetched.lookup, fetched.batch.dense, fetched.batch.labels)
-                    continue
-                _backward(self._model, self.embeddings.embed(fetched.lookup), fetched.batch)
-                self._dense.step()
-                pipeline.update()
-
-    @property
-    def tier(self) -> DeviceTier:
-        tier = self.embeddings.router.tiers["device"]
-        assert isinstance(tier, DeviceTier)
-        return tier
-
-
-def _fbgemm(tables: Sequence[Table], memory: int) -> Trains:
-    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
-    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-        ComputeDevice,
-        OptimType,
-        SplitTableBatchedEmbeddingBagsCodegen,
-    )
-
-    dim = tables[0].dim
-    rows_in_cache = memory // (4 * dim)
-    managed = (EmbeddingLocation.MANAGED_CACHING, ComputeDevice.CUDA)
-    embeddings: Any = SplitTableBatchedEmbeddingBagsCodegen(
-        [(rows, dim, *managed) for rows in CARDINALITIES],
-        optimizer=OptimType.EXACT_ROWWISE_ADAGRAD,
-        learning_rate=LR,
-        eps=1e-8,
-        pooling_mode=PoolingMode.SUM,
-        cache_load_factor=min(1.0, rows_in_cache / sum(CARDINALITIES)),
-    )
-    embeddings.init_embedding_weights_uniform(-0.05, 0.05)
-    model = _model(tables, torch.device("cuda"))
-    dense = DenseStep(model, DenseAdam())
-    offsets = torch.arange(len(tables) * BATCH + 1, device="cuda")
-    names, dims = tuple(t.name for t in tables), (dim,) * len(tables)
-
-    def train(batches: Sequence[Drawn]) -> None:
-        for drawn in batches:
-            values = torch.from_numpy(np.concatenate(drawn.numbers)).pin_memory().to("cuda", non_blocking=True)
-            rows = embeddings(values, offsets)
-            _backward(model, Embedded([PooledGroup(names, dims, rows, None)], {}), drawn.batch.to("cuda", True))
-            dense.step()
-
-    return train
-
-
-def _model(tables: Sequence[Table], device: torch.device) -> DLRM:
-    torch.manual_seed(0)
-    features = [Feature(name=table.name) for table in tables]
-    return MODEL.build(ModelInputs(features, {t.name: t.dim for t in tables}, DENSE)).to(device)
-
-
-def _backward(model: DLRM, embedded: Embedded, batch: Batch) -> Tensor:
-    assert batch.labels is not None
-    loss = F.binary_cross_entropy_with_logits(model(embedded, batch.dense), batch.labels)
-    loss.backward()  # type: ignore[no-untyped-call]
-    return loss
 
 
 def _take_turns(sides: dict[str, Trains], batches: Sequence[Drawn], steps: int, rounds: int) -> dict[str, list[float]]:
@@ -267,6 +178,9 @@ def _take_turns(sides: dict[str, Trains], batches: Sequence[Drawn], steps: int, 
                 mine_now: Sequence[Drawn] = mine[:20]  # the slow side has the same batches, but not all of them
             else:
                 mine_now = mine
+            time.sleep(0.4)
+            train(mine_now[:2])
+            mine_now = mine_now[2:]
             torch.cuda.synchronize()
             start = time.perf_counter()
             train(mine_now)
@@ -280,7 +194,7 @@ def _said(rates: Sequence[float]) -> dict[str, Any]:
     return {"samples_per_second": round(statistics.median(rates)), "rounds": [round(rate) for rate in rates]}
 
 
-def _tell_plan(report: Report, suffix: str, planned: HotRows, ours: Trainer) -> None:
+def _tell_plan(report: Report, suffix: str, planned: HotRows, ours: OnDevice) -> None:
     """How much of the budget the device took, and what share of the accesses it answered."""
     tier = ours.tier
     add(

@@ -1,0 +1,229 @@
+"""`hotrow bench cache`: rows on a shard, with and without a cache in front of them, over a link of 1 or 10 Gbit/s.
+
+One shard and four workers, each a process on a host of its own (`hosts.py`), dim 128, batch 128 a worker, row-wise
+Adagrad. Bytes are those of the shard's link, both ways, from the kernel's counters, after warm-up; workers' dense
+gradients go over other links. The time of the exchange is what workers spend in requests to the shard, wherever they do
+it; with a cache most of it runs ahead of the step that needs it. Without a cache the same worker asks the shard for
+every batch's rows and pushes their gradients; both send unique keys only. Every change is written back when the steps
+that count end, and counts.
+
+    wide_deep, deepfm, dcnv2   26 tables with Criteo's published cardinalities (33.76M rows), keys drawn by Zipf's law
+                               fitted to its sample (as in `bench hot`); a cache of 10% of the rows, which a run as
+                               short as this never fills: what is missed was never seen. `by_size` has full caches
+    graph                      GraphSAGE on neighbours in a graph of users and items; a cache of 10% of them
+
+AUC, hit rates by size and policy: `cache_crew.py`, on a real log. The shard's own rate: `shard_rate.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hotrow.bench import cache_crew, shard_rate
+from hotrow.bench.cache_worker import Work
+from hotrow.bench.hosts import Hosts, unavailable
+from hotrow.bench.hot import CARDINALITIES, Draws, keys_of
+from hotrow.bench.report import Report, add, missing, new_report
+from hotrow.data import prepare
+from hotrow.data.graph import Graph
+from hotrow.data.synth import SynthSettings, write_log
+from hotrow.service.curve import make_keys
+from hotrow.service.local import ShardProcess
+from hotrow.tiers.cache_check import Checker
+
+WORKERS, DIM, BATCH, SHARE, CLOCK = 4, 128, 128, 0.10, 100
+CTR: dict[str, dict[str, Any]] = {
+    "wide_deep": {"name": "wide_deep", "deep": [64]},
+    "deepfm": {"name": "deepfm", "deep": [64]},
+    "dcnv2": {"name": "dcnv2", "deep": [64], "layers": 1, "rank": 16},
+}
+GRAPH: dict[str, Any] = {"name": "graph", "width": 32, "deep": [32]}
+IDS = ("cache.bytes_saved", "cache.exchange_1g", "cache.exchange_10g", "cache.violations")
+
+
+class Job(NamedTuple):
+    """What is trained on: keys in a file a worker, or a data set."""
+
+    model: dict[str, Any]
+    keys: list[Path]
+    data: Path | None
+    data_steps: list[dict[str, Any]]
+    rows: int
+
+
+class Measured(NamedTuple):
+    """One run, after warm-up: bytes over the shard's link and seconds of exchange, both a step; what workers said."""
+
+    bytes: float
+    exchange_s: float
+    samples_s: float
+    said: list[dict[str, Any]]
+    violations: int
+
+
+def run(quick: bool = False) -> Report:
+    """Takes every figure that this machine can."""
+    report = new_report(
+        "cache",
+        {
+            "workers": WORKERS,
+            "shards": 1,
+            "dim": DIM,
+            "batch": BATCH,
+            "cache": f"{SHARE:.0%} of the rows, LFU, clock {CLOCK}",
+            "rows": sum(CARDINALITIES),
+            "quick": quick,
+        },
+    )
+    if reason := unavailable():
+        for id in IDS:
+            missing(report, id, reason)
+    else:
+        with tempfile.TemporaryDirectory(prefix="hotrow-cache-") as folder:
+            _measure(report, Path(folder), quick)
+    cache_crew.measure(report, quick)
+    shard_rate.measure(report, 2 if quick else 6)
+    return report
+
+
+def _measure(report: Report, folder: Path, quick: bool) -> None:
+    warm, steps, plain_steps = (60, 100, 8) if quick else (300, 400, 20)
+    models = ["wide_deep", "graph"] if quick else [*CTR, "graph"]
+    keys = _draw(folder, warm + steps)
+    jobs = {name: Job(CTR[name], keys, None, [], sum(CARDINALITIES)) for name in models if name in CTR}
+    jobs["graph"] = _graph(folder, quick)
+    saved, faster, broken = {}, {}, 0
+    rates = {"1g": 1e9} if quick else {"1g": 1e9, "10g": 1e10}
+    for name, job in jobs.items():
+        for label, rate in rates.items():
+            if label == "10g" and name != "wide_deep":
+                continue
+            plain = _run(job, rate, None, 5, plain_steps, folder)
+            cache = {"capacity": int(job.rows * SHARE), "policy": "lfu", "clock": CLOCK}
+            cached = _run(job, rate, cache, warm, steps, folder)
+            broken += cached.violations
+            sides: dict[str, Any] = {"ours": _said(cached), "baseline": _said(plain)}
+            if label == "1g":
+                saved[name] = 1 - cached.bytes / plain.bytes
+                add(report, f"cache.bytes_saved.{name}", saved[name], "of bytes", **sides)
+            faster[f"{name}.{label}"] = plain.exchange_s / cached.exchange_s
+            add(report, f"cache.exchange_{label}.{name}", faster[f"{name}.{label}"], "x", **sides)
+    worst = min(saved, key=lambda name: saved[name])
+    add(report, "cache.bytes_saved", saved[worst], "of bytes", must=0.88, aim=0.93, note=f"{worst}, the lowest")
+    slow = {name: value for name, value in faster.items() if name.endswith("1g")}
+    lowest = min(slow, key=lambda name: slow[name])
+    add(report, "cache.exchange_1g", slow[lowest], "x", must=8.2, aim=15.0, note=f"{lowest}, the lowest")
+    add(report, "cache.violations", broken, "", must=0, aim=0, better="lower", note="of one row in 16, all runs")
+
+
+def _run(job: Job, rate: float, cache: Mapping[str, Any] | None, warm: int, steps: int, folder: Path) -> Measured:
+    with Hosts(WORKERS + 1, link=rate) as hosts, _shard(hosts, folder) as (shard, key):
+        workers, checked = [], []
+        for rank in range(WORKERS):
+            checked.append(folder / f"checked-{rank}.npz")
+            work = Work(
+                rank=rank,
+                workers=WORKERS,
+                shard=shard,
+                key=str(key),
+                meeting=f"{hosts.address(1)}:29555",
+                batch=BATCH,
+                keys=str(job.keys[rank]) if job.keys else "",
+                data="" if job.data is None else str(job.data),
+                data_steps=job.data_steps,
+                model=job.model,
+                dim=DIM,
+                warm=warm,
+                steps=steps,
+                cache=None if cache is None else dict(cache),
+                checked="" if cache is None else str(checked[-1]),
+            )
+            env = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            workers.append(hosts.start(rank + 1, work.command(), env, **pipes))
+        _hear(workers)
+        before = hosts.bytes(0)
+        _tell(workers)
+        said = [json.loads(line) for line in _hear(workers)]
+        after = hosts.bytes(0)
+        _tell(workers)
+        for worker in workers:
+            worker.wait(timeout=120)
+    violations = 0 if cache is None else Checker.load(checked, CLOCK).violations()
+    moved = after.sent - before.sent + after.received - before.received
+    seconds = sum(one["exchange_s"] for one in said) / WORKERS / steps
+    rate_of = WORKERS * BATCH * steps / max(one["seconds"] for one in said)
+    return Measured(moved / steps, seconds, rate_of, said, violations)
+
+
+@contextmanager
+def _shard(hosts: Hosts, folder: Path) -> Iterator[tuple[str, Path]]:
+    """A shard on the first host, and the key that workers need."""
+    shutil.rmtree(folder / "keys", ignore_errors=True)
+    of_shard, of_trainer = make_keys(folder / "keys")
+    shard = ShardProcess(f"tcp://{hosts.address(0)}:7700", prefix=hosts.prefix(0), key=of_shard)
+    try:
+        yield shard.address, of_trainer
+    finally:
+        shard.stop()
+
+
+def _hear(workers: Sequence[subprocess.Popen[bytes]]) -> list[bytes]:
+    lines = []
+    for worker in workers:
+        assert worker.stdout is not None
+        line = worker.stdout.readline()
+        if not line:
+            raise RuntimeError(f"a worker of the benchmark ended with code {worker.wait()}")
+        lines.append(line)
+    return lines
+
+
+def _tell(workers: Sequence[subprocess.Popen[bytes]]) -> None:
+    for worker in workers:
+        assert worker.stdin is not None
+        worker.stdin.write(b"go\n")
+        worker.stdin.flush()
+
+
+def _said(measured: Measured) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "bytes_a_step": round(measured.bytes),
+        "exchange_ms_a_step": round(measured.exchange_s * 1e3, 2),
+        "samples_a_second": round(measured.samples_s),
+    }
+    counters = [one["counters"] for one in measured.said]
+    if all("hits" in counted for counted in counters):
+        hits, misses = (sum(counted.get(name, 0) for counted in counters) for name in ("hits", "misses"))
+        found["hit_share"] = round(hits / max(hits + misses, 1), 4)
+    return found
+
+
+def _draw(folder: Path, steps: int) -> list[Path]:
+    """Keys of all steps, a file a worker."""
+    files = []
+    for rank in range(WORKERS):
+        numbers = Draws(seed=100 + rank).numbers(BATCH * steps)
+        keys = np.stack([keys_of(n) for n in numbers], axis=1).reshape(steps, BATCH, len(numbers))
+        files.append(folder / f"keys-{rank}.npy")
+        np.save(files[-1], keys)
+    return files
+
+
+def _graph(folder: Path, quick: bool) -> Job:
+    """A log of users and items, prepared, and its graph."""
+    log, data, file = folder / "log", folder / "data", folder / "clicks.graph"
+    write_log(SynthSettings(samples=50_000 if quick else 200_000), log)
+    graph = Graph.of_data_set(prepare(log, data, workers=1))
+    graph.save(file)
+    rows = sum(len(side.keys) for side in graph.sides)
+    return Job(GRAPH, [], data, [{"name": "neighbours", "graph": str(file), "fan_outs": [8, 4]}], rows)

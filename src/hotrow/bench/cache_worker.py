@@ -1,0 +1,224 @@
+"""One worker of `hotrow bench cache`, a process on a host of its own: `python -m hotrow.bench.cache_worker JSON`.
+
+It trains on batches that lie in a file: rows from the shard, through a cache or not, dense gradients averaged with the
+other workers (Gloo). It says "warm" when the cache has seen enough, waits for a line, makes the steps that count, and
+says what it measured as JSON. Every change is written back before the steps that count begin and when they end, so what
+they cost is in the bytes and in the time of the exchange.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from pydantic import TypeAdapter
+from torch import nn
+from torch.nn import functional as F
+
+from hotrow import _native
+from hotrow.data import DataSet, Reader
+from hotrow.data.batch import Batch
+from hotrow.data.steps import Step, schema_after
+from hotrow.embeddings import Embeddings
+from hotrow.models import Model, ModelInputs, build
+from hotrow.plan import Plan
+from hotrow.store.optimizers import RowWiseAdagrad
+from hotrow.table import Feature, Table
+from hotrow.tiers.cache_check import Checker
+from hotrow.tiers.cached import Cache, CachedTier
+from hotrow.tiers.served import ServedTier
+from hotrow.tiers.tier import Tier
+from hotrow.train.dense import DenseAdam, DenseStep
+from hotrow.train.pipeline import Pipeline
+from hotrow.world import World
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one worker does; the same for all but `rank` and `batches`."""
+
+    rank: int
+    workers: int
+    shard: str
+    key: str
+    meeting: str
+    """Where workers meet, host and port; the first one serves it."""
+    batch: int
+    keys: str
+    """A file of keys [steps, batch, tables]; empty: batches are read from `data`."""
+    data: str
+    data_steps: list[dict[str, Any]]
+    model: dict[str, Any]
+    dim: int
+    warm: int
+    steps: int
+    cache: dict[str, Any] | None
+    checked: str
+    """Where the checker's observations go; empty for none."""
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "hotrow.bench.cache_worker", json.dumps(asdict(self))]
+
+
+class Timed:
+    """A backing tier whose exchanges are timed: everything that goes over the link."""
+
+    def __init__(self, served: ServedTier) -> None:
+        self._served, self.seconds = served, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._served, name)
+
+    def exchange(self, requests: Any) -> Any:
+        return self._timed(self._served.exchange, requests)
+
+    def _timed(self, call: Any, *arguments: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return call(*arguments)
+        finally:
+            self.seconds += time.perf_counter() - start
+
+
+class TimedServed(ServedTier):
+    """The served tier without a cache, its exchanges timed."""
+
+    seconds = 0.0
+
+    def fetch(self, *arguments: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return super().fetch(*arguments)
+        finally:
+            self.seconds += time.perf_counter() - start
+
+    def update(self, *arguments: Any) -> None:
+        start = time.perf_counter()
+        super().update(*arguments)
+        self.seconds += time.perf_counter() - start
+
+
+def main(work: Work) -> None:
+    """Warms up, waits to be told, and measures."""
+    torch.set_num_threads(1)
+    _native.set_threads(1)
+    torch.manual_seed(0)
+    world = World(work.rank, work.workers)
+    _meet(work)
+    settings = TypeAdapter(Model).validate_python(work.model)
+    features, batches = _drawn(work) if work.keys else _read(work)
+    dim = work.dim + (1 if settings.wide else 0)
+    names = list(dict.fromkeys(feature.table for feature in features))
+    tables = [Table(name=name, dim=dim, optimizer=RowWiseAdagrad(lr=0.05)) for name in names]
+    checker = Checker(_bound(work), sample=16) if work.checked else None
+    tier, clock = _tier(work, tables, world, checker)
+    embeddings = Embeddings(tables, features, tiers={tier.name: tier}, plan=Plan.all_on(tier.name, tables))
+    model = build(settings, ModelInputs(features, {feature.name: dim for feature in features}, 0))
+    trainer = Trainer(embeddings, model, work.workers)
+    with Pipeline(batches, embeddings, ahead=3, told=embeddings.looks_ahead) as pipeline:
+        trainer.steps(pipeline, work.warm)
+        tier.flush()
+        dist.barrier()
+        print("warm", flush=True)
+        sys.stdin.readline()
+        before, waited = dict(tier.counters()), clock.seconds
+        start = time.perf_counter()
+        trainer.steps(pipeline, work.steps)
+        seconds = time.perf_counter() - start
+        tier.flush()
+        dist.barrier()
+        after = tier.counters()
+    counted = {name: after[name] - before.get(name, 0) for name in after if isinstance(after[name], int)}
+    said = {"exchange_s": clock.seconds - waited, "seconds": seconds, "counters": counted}
+    print(json.dumps({**said, "staleness": after.get("staleness", {})}), flush=True)
+    sys.stdin.readline()
+    if checker is not None:
+        checker.save(Path(work.checked))
+    dist.barrier()
+    tier.close()
+    dist.destroy_process_group()
+
+
+class Trainer:
+    """Forward, backward, an average of dense gradients, both updates."""
+
+    def __init__(self, embeddings: Embeddings, model: nn.Module, workers: int) -> None:
+        self._embeddings, self._model, self._workers = embeddings, model, workers
+        self._dense = DenseStep(model, DenseAdam(lr=0.001))
+
+    def steps(self, pipeline: Pipeline, count: int) -> None:
+        """So many steps; all workers end together."""
+        for fetched in itertools.islice(pipeline, count):
+            labels = fetched.batch.labels
+            assert labels is not None
+            logits = self._model(self._embeddings.embed(fetched.lookup), None)
+            F.binary_cross_entropy_with_logits(logits, labels).backward()  # type: ignore[no-untyped-call]
+            for parameter in self._model.parameters():
+                if parameter.grad is not None:
+                    dist.all_reduce(parameter.grad)
+                    parameter.grad /= self._workers
+            self._dense.step()
+            pipeline.update()
+        dist.barrier()
+
+
+def _drawn(work: Work) -> tuple[list[Feature], Iterator[Batch]]:
+    keys = np.load(work.keys, mmap_mode="r")
+    features = [Feature(name=f"c{t}") for t in range(keys.shape[2])]
+    draw = np.random.default_rng(work.rank)
+
+    def batches() -> Iterator[Batch]:
+        for drawn in keys:
+            labels = torch.from_numpy((draw.random(len(drawn)) < 0.25).astype(np.float32))
+            columns = {f.name: torch.from_numpy(drawn[:, t].copy()) for t, f in enumerate(features)}
+            yield Batch.plain(columns, labels=labels)
+
+    return features, batches()
+
+
+def _read(work: Work) -> tuple[list[Feature], Iterator[Batch]]:
+    data = DataSet.open(work.data)
+    steps = TypeAdapter(tuple[Step, ...]).validate_python(work.data_steps)
+    reader = Reader(data, "train", work.batch, rank=work.rank, world=work.workers, drop_last=True, steps=steps)
+
+    def batches() -> Iterator[Batch]:
+        for epoch in itertools.count():
+            reader.seek(epoch, 0)
+            yield from reader
+
+    return schema_after(steps, data.schema).feature_settings(), batches()
+
+
+def _bound(work: Work) -> int | None:
+    return None if work.cache is None else Cache(**work.cache).bound
+
+
+def _tier(work: Work, tables: list[Table], world: World, checker: Checker | None) -> tuple[Tier, Any]:
+    if work.cache is None:
+        plain = TimedServed([work.shard], tables, world=world, combine=False, key=work.key, timeout=120)
+        return plain, plain
+    timed = Timed(ServedTier([work.shard], tables, world=world, combine=False, key=work.key, timeout=120))
+    return CachedTier(timed, Cache(**work.cache), world=world, checker=checker), timed
+
+
+def _meet(work: Work) -> None:
+    host, _, port = work.meeting.rpartition(":")
+    patience = datetime.timedelta(seconds=120)
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        host, int(port), work.workers, is_master=work.rank == 0, timeout=patience
+    )
+    dist.init_process_group("gloo", store=store, rank=work.rank, world_size=work.workers, timeout=patience)
+
+
+if __name__ == "__main__":
+    main(Work(**json.loads(sys.argv[1])))
