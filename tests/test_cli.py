@@ -9,9 +9,9 @@ import pytest
 
 import hotrow.bench
 from hotrow import __version__
-from hotrow.cli import main
+from hotrow.cli import app, main
 
-COMMANDS = ["demo", "synth", "prepare", "profile", "train", "evaluate", "inspect", "bench", "plan"]
+COMMANDS = sorted(command.name or command.callback.__name__ for command in app.registered_commands)
 
 LOG = "click,user,item,price\n" + "".join(f"{i % 2},{i % 7},{i % 5 + i % 2},{i % 3}.5\n" for i in range(400))
 SCHEMA = """

@@ -62,11 +62,18 @@ def train(case: Case, ours: Embeddings, plain: PlainEmbeddings) -> None:
             embeddings.step()
 
 
-@given(cases())
-def test_every_optimizer_pooling_and_form_equals_the_plain_table(case):
-    ours, plain = both(case)
+@pytest.mark.parametrize("durable", [False, True])
+@given(case=cases())
+def test_every_optimizer_pooling_and_form_equals_the_plain_table(tmp_path_factory, durable, case):
+    folder = tmp_path_factory.mktemp("rows") if durable else None
+    tier = HostTier(case.tables, seed=5, folder=folder)
+    ours, plain = both(case, tiers={"host": tier})
     train(case, ours, plain)
     assert_same_rows(case, ours, plain)
+    if durable:
+        tier.close()
+        again = both(case, tiers={"host": HostTier(case.tables, seed=5, folder=folder)})[0]
+        assert_same_rows(case, again, plain)
 
 
 @given(cases(), st.data())
