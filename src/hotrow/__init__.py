@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hotrow.data.batch import Batch, Group, Jagged
     from hotrow.embedded import Embedded, JaggedRows
     from hotrow.embeddings import Embeddings
+    from hotrow.predictor import Predictor
     from hotrow.table import Feature, Table
 
 __version__ = "0.1.0"
@@ -25,6 +26,7 @@ __all__ = [
     "HotrowError",
     "Jagged",
     "JaggedRows",
+    "Predictor",
     "Table",
 ]
 
@@ -36,6 +38,7 @@ _HOME = {
     "Group": "data.batch",
     "Jagged": "data.batch",
     "JaggedRows": "embedded",
+    "Predictor": "predictor",
     "Table": "table",
 }
 

@@ -37,7 +37,7 @@ from hotrow.tiers.device import DeviceTier
 from hotrow.tiers.host import HostTier
 from hotrow.tiers.ranks import check_ranks, move_rows, with_collective
 from hotrow.tiers.router import Routed, Router
-from hotrow.tiers.tier import Gradients, Tier
+from hotrow.tiers.tier import Gradients, Tier, Wait
 from hotrow.world import World
 
 
@@ -58,15 +58,18 @@ class Update:
             assert self.router is not None
             self.router.update(self.of, self.grads, self.step)
 
-    def apply_first(self, chosen: Chosen) -> None:
-        """Hands local tiers all of a lookup's gradients, and remote ones those of chosen rows."""
-        assert isinstance(self.of, Lookup)
-        self.of.update_first(self.grads, self.step, chosen)
+    def apply_first(self, chosen: Chosen, following: Lookup | None, late: Chosen, only: Only) -> list[Wait]:
+        """Hands local tiers all of a lookup's gradients, and begins to hand remote ones those of chosen rows.
 
-    def apply_rest(self, chosen: Chosen) -> None:
-        """Hands remote tiers the gradients of all rows that were not chosen."""
+        Once applied there, `late` rows of the `following` batch are read from tiers that `only` names.
+        """
         assert isinstance(self.of, Lookup)
-        self.of.update_rest(self.grads, self.step, chosen)
+        return self.of.update_first(self.grads, self.step, chosen, following, late, only)
+
+    def apply_rest(self, chosen: Chosen) -> list[Wait]:
+        """Begins to hand remote tiers the gradients of all rows that were not chosen."""
+        assert isinstance(self.of, Lookup)
+        return self.of.update_rest(self.grads, self.step, chosen)
 
 
 class Embeddings(nn.Module):

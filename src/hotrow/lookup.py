@@ -25,7 +25,7 @@ from hotrow.embedded import Embedded, JaggedRows, PooledGroup
 from hotrow.errors import BatchError
 from hotrow.table import Feature, Table
 from hotrow.tiers.router import Routed, Router
-from hotrow.tiers.tier import Floats, Gradients, Part, Places, Tier
+from hotrow.tiers.tier import Floats, Gradients, Part, Places, Tier, Wait
 
 _POOLINGS = ("sum", "mean", "sequence")
 
@@ -155,7 +155,9 @@ class Lookup:
     def read_again(self, chosen: Chosen, step: int, only: Only) -> None:
         """Brings rows of some tiers once more: those at the positions `chosen` for each table among `keys`."""
         assert self.rows is not None
-        self.rest.read(narrow(_of(self.routed, only), chosen), self.rows.numpy(), step)
+        routed = narrow(_of(self.routed, only), chosen)
+        asked = [(tier, parts) for tier, parts in routed if tier.collective or any(len(part.keys) for part in parts)]
+        self.rest.read(asked, self.rows.numpy(), step)
 
     def finish(self, step: int) -> Gradients:
         """Ends a step: updates what is at hand in this lookup, and gives the gradients that tiers are to apply."""
@@ -165,8 +167,13 @@ class Lookup:
         """Hands the gradients to the tiers."""
         self.rest.update(self.routed, grads, step, self.tickets)
 
-    def update_first(self, grads: Gradients, step: int, chosen: Chosen) -> None:
-        """Hands local tiers all gradients, and remote ones those of chosen rows and of tables that count updates."""
+    def update_first(
+        self, grads: Gradients, step: int, chosen: Chosen, following: Lookup | None, late: Chosen, only: Only
+    ) -> list[Wait]:
+        """Hands local tiers all gradients, and remote ones those of chosen rows and of tables that count updates.
+
+        In the same go the `late` rows of the `following` batch are read from the remote tiers that `only` names.
+        """
         assert self.tickets is not None
         routed: Routed = []
         tickets: list[Any] = []
@@ -174,16 +181,20 @@ class Lookup:
             first = [p if _counts_updates(tier, p) else _some(p, chosen[p.number]) for p in parts]
             routed.append((tier, first if tier.remote else parts))
             tickets.append(None if tier.remote else ticket)
-        self.rest.update(routed, grads, step, tickets)
+        if following is None:
+            return self.rest.update_then_read(routed, grads, step, tickets, [], np.empty(0, np.float32))
+        assert following.rows is not None
+        wanted = narrow(_of(following.routed, only), late)
+        return self.rest.update_then_read(routed, grads, step, tickets, wanted, following.rows.numpy())
 
-    def update_rest(self, grads: Gradients, step: int, chosen: Chosen) -> None:
+    def update_rest(self, grads: Gradients, step: int, chosen: Chosen) -> list[Wait]:
         """Hands remote tiers the gradients that `update_first` left out."""
         others = [np.delete(np.arange(len(keys)), at) for keys, at in zip(self.keys(), chosen, strict=True)]
         routed: Routed = []
         for tier, parts in self.routed:
             left = [_some(p, others[p.number]) for p in parts if tier.remote and not _counts_updates(tier, p)]
             routed += [(tier, left)] if left else []
-        self.rest.update(routed, grads, step)
+        return self.rest.update_behind(routed, grads, step)
 
     @property
     def rest(self) -> Router:

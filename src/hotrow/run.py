@@ -23,6 +23,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from hotrow.data.growing import Follow
 from hotrow.data.neighbours import Neighbours
 from hotrow.data.steps import Step
 from hotrow.errors import SettingsError, nearest
@@ -47,6 +48,7 @@ class Data(Settings):
     train: str = Field("train", description="the split to train on")
     test: str = Field("test", description="the split to evaluate on; empty for none")
     steps: tuple[Step, ...] = Field((), description="preprocessing, in order: [[data.steps]], see hotrow.data.steps")
+    follow: Follow | None = Field(None, description="a log to train on as it grows, instead of the split: [data.follow]")
 
 
 class TableSection(Settings):
@@ -261,6 +263,14 @@ class Run(Settings):
         return self
 
     @model_validator(mode="after")
+    def _nothing_is_planned_for_what_arrives(self) -> Run:
+        if self.data.follow is not None and self.plan is not None:
+            raise PydanticCustomError(
+                "sentence", "data.follow: a plan is made for a data set, not for a log that grows. Take [plan] away."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _exact_needs_fresh_rows(self) -> Run:
         if isinstance(self.policy, Exact) and self.cluster.cache is not None:
             raise PydanticCustomError(
@@ -343,7 +353,8 @@ def _data_from(here: Path, data: Data) -> Data:
         step.model_copy(update={"graph": (here / step.graph).resolve()}) if isinstance(step, Neighbours) else step
         for step in data.steps
     )
-    return data.model_copy(update={"path": (here / data.path).resolve(), "steps": tuple(steps)})
+    follow = None if data.follow is None else data.follow.under(here)
+    return data.model_copy(update={"path": (here / data.path).resolve(), "steps": tuple(steps), "follow": follow})
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -3,11 +3,11 @@
 import json
 import os
 import signal
-import threading
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
+from watching import Watching
 
 from hotrow.cli import app
 from hotrow.cluster.local import LocalCluster
@@ -21,34 +21,8 @@ from hotrow.train.loop import train
 EXACT = {"model": {"name": "wide_deep", "deep": [8], "dropout": 0.0}, "data__batch_size": 40}
 
 
-class Watched(LocalCluster):
-    """A cluster, and what happens at the first line that says something: `act(cluster)`, once for each."""
-
-    def __init__(self, run, acts=(), **settings):
-        self.heard, self.acts = [], list(acts)
-        super().__init__(run, say=self.hear, **settings)
-        self.metrics_file = RunFolder(run.output.folder).metrics
-
-    def hear(self, text):
-        self.heard.append(text)
-
-    def up(self):
-        watching = threading.Thread(target=self._watch, daemon=True)
-        watching.start()
-        try:
-            return super().up()
-        finally:
-            self.acts = []
-            watching.join(30)
-
-    def _watch(self):
-        """Waits until each act's step was trained, then acts."""
-        while self.acts:
-            step, act = self.acts[0]
-            lines = self.metrics_file.read_text() if self.metrics_file.exists() else ""
-            if f'"kind": "train", "step": {step},' in lines:
-                self.acts.pop(0)
-                act(self)
+class Watched(Watching, LocalCluster):
+    pass
 
 
 def kill(role, number):

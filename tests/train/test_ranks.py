@@ -1,5 +1,6 @@
 """Several ranks: what they compute together is what one process computes; they stop, resume and checkpoint as one."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -14,11 +15,15 @@ import torch
 from hotrow.errors import HotrowError, SettingsError
 from hotrow.service.shard import Shard
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
-from hotrow.train.evaluate import Ranker, evaluate_path
+from hotrow.train.evaluate import Ranker, evaluate, evaluate_path
 from hotrow.train.logs import RunFolder
 from hotrow.train.loop import train
+from hotrow.train.ranks import Ranks as OneRank
+from hotrow.world import World
 from ranks import Ranks
+from serving import shards as served_by
 
+CPU = torch.device("cpu")
 EXACT = {"model": {"name": "wide_deep", "deep": [8], "dropout": 0.0}, "train__epochs": 1}
 
 
@@ -172,6 +177,28 @@ def test_a_hybrid_run_of_two_ranks_keeps_its_bound_and_learns(make_run, tmp_path
     assert stale
     assert max(line["batches_most"] for line in stale) <= 4
     assert evaluate_path(two.output.folder)[2]["auc"] == pytest.approx(result["metrics"]["auc"], abs=1e-6)
+
+
+def test_a_checkpoint_cut_under_load_has_the_same_loss_on_any_number_of_shards(make_run, tmp_path, shards, trained):
+    """It is written while two ranks train on; its rows are those of the cut, as the evaluation just before saw them."""
+    settings = {**EXACT, "train__epochs": 3, "data__batch_size": 32, "policy": {"name": "hybrid", "staleness": 4}}
+    every = {"train__checkpoint_every": 12, "train__evaluate_every": 12, "train__keep": 9}
+    run = make_run(**settings, **every, cluster={"shards": shards})
+    steps = trained(run)["steps"]
+    seen = {line["step"]: line for line in RunFolder(run.output.folder).lines() if line["kind"] == "evaluate"}
+    found = [Checkpoint(path) for path in Checkpoints(run.output.folder / "checkpoints").all()]
+    found = [checkpoint for checkpoint in found if checkpoint.step in seen and checkpoint.step < steps]
+    assert len(found) > 1
+    for checkpoint in (found[0], found[-1]):
+        losses = []
+        for count in (1, 3, 5):
+            with served_by(count) as addresses:
+                ranker = Ranker(make_run(**settings, cluster={"shards": addresses}), OneRank(World(), CPU))
+                with contextlib.closing(ranker):
+                    ranker.restore(checkpoint, checkpoint.arrays())
+                    losses.append(evaluate(ranker, "test")["log_loss"])
+        assert losses[0] == losses[1] == losses[2]
+        assert losses[0] == pytest.approx(seen[checkpoint.step]["log_loss"], rel=1e-6)
 
 
 def test_what_the_first_rank_refuses_all_refuse_with_the_same_sentence(make_run, pool):

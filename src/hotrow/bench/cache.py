@@ -1,15 +1,15 @@
 """`hotrow bench cache`: rows on a shard, with and without a cache in front of them, over a link of 1 or 10 Gbit/s.
 
 One shard and four workers, each a process on a host of its own (`hosts.py`), dim 128, batch 128 a worker, row-wise
-Adagrad. Bytes are those of the shard's link, both ways, from the kernel's counters, after warm-up; workers' dense
-gradients go over other links. The time of the exchange is what workers spend in requests to the shard, wherever they do
-it; with a cache most of it runs ahead of the step that needs it. Without a cache the same worker asks the shard for
-every batch's rows and pushes their gradients; both send unique keys only. Every change is written back when the steps
-that count end, and counts.
+Adagrad. Before anything counts every row is updated once, and the most probable tenth a few times, over a fast link:
+what a long run leaves on the shard and in a cache. Bytes are those of the shard's link, both ways, from the kernel's
+counters; workers' dense gradients go over other links. The time of the exchange is what workers spend in requests to
+the shard, wherever they do it; with a cache most of it runs ahead of the step that needs it. What is written back at
+the end of a run is told apart. Without a cache the same worker asks the shard for every batch's rows and pushes their
+gradients; both send unique keys only.
 
-    wide_deep, deepfm, dcnv2   26 tables with Criteo's published cardinalities (33.76M rows), keys drawn by Zipf's law
-                               fitted to its sample (as in `bench hot`); a cache of 10% of the rows, which a run as
-                               short as this never fills: what is missed was never seen. `by_size` has full caches
+    wide_deep, deepfm, dcnv2   26 tables of a 16th of Criteo's published cardinalities (2.1M rows), keys drawn by
+                               Zipf's law fitted to its sample (as in `bench hot`); a cache of 10% of the rows
     graph                      GraphSAGE on neighbours in a graph of users and items; a cache of 10% of them
 
 AUC, hit rates by size and policy: `cache_crew.py`, on a real log. The shard's own rate: `shard_rate.py`.
@@ -41,6 +41,10 @@ from hotrow.service.local import ShardProcess
 from hotrow.tiers.cache_check import Checker
 
 WORKERS, DIM, BATCH, SHARE, CLOCK = 4, 128, 128, 0.10, 100
+FILLING = 20e9  # bits a second while caches are filled
+SCALE = 16  # tables are so many times smaller than Criteo's
+SIZES = tuple(max(rows // SCALE, min(rows, 1000)) for rows in CARDINALITIES)
+ROWS = sum(SIZES)
 CTR: dict[str, dict[str, Any]] = {
     "wide_deep": {"name": "wide_deep", "deep": [64]},
     "deepfm": {"name": "deepfm", "deep": [64]},
@@ -55,6 +59,7 @@ class Job(NamedTuple):
 
     model: dict[str, Any]
     keys: list[Path]
+    fills: list[Path]
     data: Path | None
     data_steps: list[dict[str, Any]]
     rows: int
@@ -68,6 +73,7 @@ class Measured(NamedTuple):
     samples_s: float
     said: list[dict[str, Any]]
     violations: int
+    last_bytes: int
 
 
 def run(quick: bool = False) -> Report:
@@ -80,7 +86,7 @@ def run(quick: bool = False) -> Report:
             "dim": DIM,
             "batch": BATCH,
             "cache": f"{SHARE:.0%} of the rows, LFU, clock {CLOCK}",
-            "rows": sum(CARDINALITIES),
+            "rows": ROWS,
             "quick": quick,
         },
     )
@@ -96,10 +102,10 @@ def run(quick: bool = False) -> Report:
 
 
 def _measure(report: Report, folder: Path, quick: bool) -> None:
-    warm, steps, plain_steps = (60, 100, 8) if quick else (300, 400, 20)
+    warm, steps, plain_steps = (20, 60, 8) if quick else (150, 300, 20)
     models = ["wide_deep", "graph"] if quick else [*CTR, "graph"]
-    keys = _draw(folder, warm + steps)
-    jobs = {name: Job(CTR[name], keys, None, [], sum(CARDINALITIES)) for name in models if name in CTR}
+    keys, fills = _draw(folder, warm + steps)
+    jobs = {name: Job(CTR[name], keys, fills, None, [], ROWS) for name in models if name in CTR}
     jobs["graph"] = _graph(folder, quick)
     saved, faster, broken = {}, {}, 0
     rates = {"1g": 1e9} if quick else {"1g": 1e9, "10g": 1e10}
@@ -107,7 +113,7 @@ def _measure(report: Report, folder: Path, quick: bool) -> None:
         for label, rate in rates.items():
             if label == "10g" and name != "wide_deep":
                 continue
-            plain = _run(job, rate, None, 5, plain_steps, folder)
+            plain = _run(job, rate, None, 2, plain_steps, folder)
             cache = {"capacity": int(job.rows * SHARE), "policy": "lfu", "clock": CLOCK}
             cached = _run(job, rate, cache, warm, steps, folder)
             broken += cached.violations
@@ -126,7 +132,7 @@ def _measure(report: Report, folder: Path, quick: bool) -> None:
 
 
 def _run(job: Job, rate: float, cache: Mapping[str, Any] | None, warm: int, steps: int, folder: Path) -> Measured:
-    with Hosts(WORKERS + 1, link=rate) as hosts, _shard(hosts, folder) as (shard, key):
+    with Hosts(WORKERS + 1, link=FILLING) as hosts, _shard(hosts, folder) as (shard, key):
         workers, checked = [], []
         for rank in range(WORKERS):
             checked.append(folder / f"checked-{rank}.npz")
@@ -142,6 +148,7 @@ def _run(job: Job, rate: float, cache: Mapping[str, Any] | None, warm: int, step
                 data_steps=job.data_steps,
                 model=job.model,
                 dim=DIM,
+                fill=str(job.fills[rank]) if job.fills and cache is not None else "",
                 warm=warm,
                 steps=steps,
                 cache=None if cache is None else dict(cache),
@@ -151,6 +158,7 @@ def _run(job: Job, rate: float, cache: Mapping[str, Any] | None, warm: int, step
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
             workers.append(hosts.start(rank + 1, work.command(), env, **pipes))
         _hear(workers)
+        hosts.shape(rate)
         before = hosts.bytes(0)
         _tell(workers)
         said = [json.loads(line) for line in _hear(workers)]
@@ -158,11 +166,12 @@ def _run(job: Job, rate: float, cache: Mapping[str, Any] | None, warm: int, step
         _tell(workers)
         for worker in workers:
             worker.wait(timeout=120)
+        last = sum(hosts.bytes(0)) - sum(after)
     violations = 0 if cache is None else Checker.load(checked, CLOCK).violations()
     moved = after.sent - before.sent + after.received - before.received
     seconds = sum(one["exchange_s"] for one in said) / WORKERS / steps
     rate_of = WORKERS * BATCH * steps / max(one["seconds"] for one in said)
-    return Measured(moved / steps, seconds, rate_of, said, violations)
+    return Measured(moved / steps, seconds, rate_of, said, violations, last)
 
 
 @contextmanager
@@ -205,18 +214,24 @@ def _said(measured: Measured) -> dict[str, Any]:
     if all("hits" in counted for counted in counters):
         hits, misses = (sum(counted.get(name, 0) for counted in counters) for name in ("hits", "misses"))
         found["hit_share"] = round(hits / max(hits + misses, 1), 4)
+        found["bytes_at_the_end"] = measured.last_bytes
     return found
 
 
-def _draw(folder: Path, steps: int) -> list[Path]:
-    """Keys of all steps, a file a worker."""
-    files = []
-    for rank in range(WORKERS):
-        numbers = Draws(seed=100 + rank).numbers(BATCH * steps)
-        keys = np.stack([keys_of(n) for n in numbers], axis=1).reshape(steps, BATCH, len(numbers))
+def _draw(folder: Path, steps: int) -> tuple[list[Path], list[Path]]:
+    """Keys of all steps, and keys to begin with, each a file a worker."""
+    draws = [Draws(100 + rank, SIZES) for rank in range(WORKERS)]
+    hottest = draws[0].hottest(int(ROWS * SHARE))
+    files, fills = [], []
+    for rank, draw in enumerate(draws):
+        numbers = draw.numbers(BATCH * steps)
         files.append(folder / f"keys-{rank}.npy")
-        np.save(files[-1], keys)
-    return files
+        np.save(files[-1], np.stack([keys_of(n) for n in numbers], axis=1).reshape(steps, BATCH, len(numbers)))
+        share = {f"all.c{t}": keys_of(np.arange(rank, rows, WORKERS)) for t, rows in enumerate(SIZES)}
+        hot = {f"hot.c{t}": keys_of(numbers) for t, numbers in enumerate(hottest)}
+        fills.append(folder / f"fill-{rank}.npz")
+        np.savez(fills[-1], **share, **hot)  # type: ignore[arg-type]
+    return files, fills
 
 
 def _graph(folder: Path, quick: bool) -> Job:
@@ -226,4 +241,4 @@ def _graph(folder: Path, quick: bool) -> Job:
     graph = Graph.of_data_set(prepare(log, data, workers=1))
     graph.save(file)
     rows = sum(len(side.keys) for side in graph.sides)
-    return Job(GRAPH, [], data, [{"name": "neighbours", "graph": str(file), "fan_outs": [8, 4]}], rows)
+    return Job(GRAPH, [], [], data, [{"name": "neighbours", "graph": str(file), "fan_outs": [8, 4]}], rows)

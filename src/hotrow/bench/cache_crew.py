@@ -33,6 +33,7 @@ from hotrow.lookup import Lookup
 from hotrow.models import Model, ModelInputs, build
 from hotrow.plan import Plan
 from hotrow.profile.counts import KeyCounts
+from hotrow.schedule import Linear
 from hotrow.store.optimizers import RowWiseAdagrad
 from hotrow.table import Feature, Table
 from hotrow.tiers import HostTier
@@ -42,7 +43,7 @@ from hotrow.train.dense import DenseAdam, DenseStep
 from hotrow.train.metrics import Metrics
 from hotrow.world import World
 
-WORKERS, BATCH, DIM, SHARE = 4, 256, 16, 0.10
+WORKERS, BATCH, DIM, SHARE = 4, 64, 8, 0.10
 CLOCKS: tuple[int | str, ...] = (0, 10, 100, 10_000, "unbounded")
 SHARES = (0.03, 0.05, 0.10, 0.15)
 POLICIES = ("lru", "lfu", "pinned")
@@ -105,7 +106,7 @@ def measure(report: Report, quick: bool) -> None:
 def _by_size(report: Report, data: DataSet, rows: int, quick: bool) -> None:
     for policy in ("lfu",) if quick else POLICIES:
         for share in (SHARE,) if quick else SHARES:
-            came = train(data, MODELS["wide_deep"], 0, 100, int(rows * share), policy)
+            came = train(data, MODELS["wide_deep"], 0, 100, int(rows * share), policy, epochs=2)
             add(
                 report,
                 f"cache.by_size.{policy}.{share:.0%}",
@@ -123,7 +124,7 @@ def train(
     clock: int | str,
     capacity: int,
     policy: str = "lfu",
-    epochs: int = 2,
+    epochs: int = 1,
 ) -> Came:
     """Trains a crew and evaluates what the server has in the end."""
     torch.manual_seed(seed)
@@ -131,9 +132,10 @@ def train(
     features = data.schema.feature_settings()
     dim = DIM + (1 if settings.wide else 0)
     names = list(dict.fromkeys(feature.table for feature in features))
-    tables = [Table(name=name, dim=dim, optimizer=RowWiseAdagrad(lr=0.05)) for name in names]
+    falling = Linear(steps=epochs * data.samples("train") // (BATCH * WORKERS) + 1)
+    tables = [Table(name=name, dim=dim, optimizer=RowWiseAdagrad(lr=0.05, schedule=falling)) for name in names]
     network = build(settings, ModelInputs(features, {f.name: dim for f in features}, len(data.schema.dense)))
-    dense = DenseStep(network, DenseAdam(lr=0.001))
+    dense = DenseStep(network, DenseAdam(lr=0.002, schedule=falling))
     host = HostTier(tables, seed)
     cache = Cache(capacity=capacity, policy=policy, clock=clock, ahead=0)
     checker = Checker(cache.bound, sample=16)

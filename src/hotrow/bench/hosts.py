@@ -53,7 +53,10 @@ def unavailable() -> str | None:
 class Hosts:
     """`count` hosts; `link` bits a second between any and the bridge, `inside` of each one's loopback."""
 
-    def __init__(self, count: int, *, link: float, inside: float | None = None, delay_ms: float = 0.0) -> None:
+    def __init__(
+        self, count: int, *, link: float, inside: float | None = None, delay_ms: float = 0.0, queue: int = _QUEUE
+    ) -> None:
+        """`queue` is how many bytes wait at a link before any is dropped."""
         if reason := unavailable():
             raise HotrowError(f"No hosts can be made on this machine: {reason}.")
         self._net = os.getpid() % 200 + 20
@@ -61,7 +64,7 @@ class Hosts:
         self._names = [f"hr{os.getpid()}n{i}" for i in range(count)]
         self._running: list[subprocess.Popen[bytes]] = []
         try:
-            self._build(link, inside, delay_ms)
+            self._build(link, inside, delay_ms, queue)
         except BaseException:
             self.close()
             raise
@@ -87,6 +90,12 @@ class Hosts:
         shown = _ip("-n", self._names[host], "-s", "-j", "link", "show", "eth0")
         (link,) = json.loads(shown)
         return Bytes(link["stats64"]["tx"]["bytes"], link["stats64"]["rx"]["bytes"])
+
+    def shape(self, link: float, delay_ms: float = 0.0) -> None:
+        """Gives every link between hosts another rate."""
+        for i, name in enumerate(self._names):
+            _shape([], self._outer(i), link, delay_ms)
+            _shape(["-n", name], "eth0", link, delay_ms)
 
     def cut(self, host: int, off: bool = True) -> None:
         """Takes a host off the network, or puts it back."""
@@ -115,7 +124,7 @@ class Hosts:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _build(self, link: float, inside: float | None, delay_ms: float) -> None:
+    def _build(self, link: float, inside: float | None, delay_ms: float, queue: int) -> None:
         _ip("link", "add", self._bridge, "type", "bridge")
         _ip("link", "set", self._bridge, "up")
         for i, name in enumerate(self._names):
@@ -125,19 +134,19 @@ class Hosts:
             _ip("-n", name, "address", "add", f"{self.address(i)}/24", "dev", "eth0")
             _ip("-n", name, "link", "set", "eth0", "up")
             _ip("-n", name, "link", "set", "lo", "up")
-            _shape([], self._outer(i), link, delay_ms)
-            _shape(["-n", name], "eth0", link, delay_ms)
+            _shape([], self._outer(i), link, delay_ms, queue)
+            _shape(["-n", name], "eth0", link, delay_ms, queue)
             if inside is not None:
-                _shape(["-n", name], "lo", inside, 0.0)
+                _shape(["-n", name], "lo", inside, 0.0, _QUEUE)
 
     def _outer(self, host: int) -> str:
         """The bridge's end of a host's link."""
         return f"hr{os.getpid()}v{host}"
 
 
-def _shape(where: Sequence[str], device: str, rate: float, delay_ms: float) -> None:
-    root = [*where, "qdisc", "add", "dev", device, "root", "handle", "1:"]
-    bucket = ["tbf", "rate", f"{int(rate)}bit", "burst", str(_BURST), "limit", str(_QUEUE)]
+def _shape(where: Sequence[str], device: str, rate: float, delay_ms: float, queue: int) -> None:
+    root = [*where, "qdisc", "replace", "dev", device, "root", "handle", "1:"]
+    bucket = ["tbf", "rate", f"{int(rate)}bit", "burst", str(_BURST), "limit", str(queue)]
     if delay_ms:
         _run("tc", *root, "netem", "delay", f"{delay_ms}ms", "limit", "10000")
         _run("tc", *where, "qdisc", "add", "dev", device, "parent", "1:", "handle", "2:", *bucket)

@@ -124,20 +124,27 @@ def _measure(report: Report, dim: int, suffix: str, steps: int, rounds: int, pro
 class Draws:
     """Keys of all tables, drawn by Zipf's law; which rows are hot is a fixed shuffle of each table."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, sizes: Sequence[int] = CARDINALITIES) -> None:
         self._rng = np.random.default_rng(seed)
-        self._cumulative = []
-        for rows, exponent in zip(CARDINALITIES, EXPONENTS, strict=True):
+        self._sizes, self._cumulative = sizes, []
+        for rows, exponent in zip(sizes, EXPONENTS, strict=True):
             cumulative = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -exponent)
             self._cumulative.append(cumulative / cumulative[-1])
 
     def numbers(self, samples: int) -> list[Keys]:
         """Row numbers for each table, spread over it by a multiplication that loses none."""
         drawn = []
-        for rows, cumulative in zip(CARDINALITIES, self._cumulative, strict=True):
+        for rows, cumulative in zip(self._sizes, self._cumulative, strict=True):
             ranks = np.searchsorted(cumulative, self._rng.random(samples)).astype(np.int64)
             drawn.append(np.minimum(ranks, rows - 1) * _spread(rows) % rows)
         return drawn
+
+    def hottest(self, count: int) -> list[Keys]:
+        """Row numbers of each table, of the `count` most probable rows over all tables."""
+        chances = [np.diff(cumulative, prepend=0.0) for cumulative in self._cumulative]
+        least = np.partition(np.concatenate(chances), -count)[-count]
+        found = [np.flatnonzero(chance >= least).astype(np.int64) for chance in chances]
+        return [ranks * _spread(rows) % rows for ranks, rows in zip(found, self._sizes, strict=True)]
 
     def batch(self, names: Sequence[str]) -> Drawn:
         numbers = self.numbers(BATCH)

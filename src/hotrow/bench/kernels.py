@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-import hotrow
 from hotrow.bench.report import Report, add, missing, new_report, reading
 from hotrow.kernels import (
     BatchShape,
@@ -80,7 +79,6 @@ def run(quick: bool = False, only: list[str] | None = None, tuned: bool = True) 
         for id in ids:
             missing(report, id, "there is no CUDA device here")
         return report
-    report["versions"]["hotrow"] = hotrow.__version__  # also where it runs from its source
     report["machine"]["device"] = torch.cuda.get_device_name()
     speed = copy_speed()
     report["machine"]["copy_gb_s"] = round(speed / 1e9)

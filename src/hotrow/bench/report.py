@@ -20,6 +20,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+import hotrow
+
 Report = dict[str, Any]
 
 
@@ -118,6 +120,8 @@ def machine() -> dict[str, Any]:
 
 
 def _version(package: str) -> str:
+    if package == "hotrow":
+        return hotrow.__version__  # also where it runs from its source
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

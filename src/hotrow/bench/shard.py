@@ -231,7 +231,8 @@ def exchange_seconds(ranks: Sequence[Sequence[tuple[float, float]]]) -> float:
 
     Each rank gives when it began and ended each of them; all go by one clock, that of the machine.
     """
-    return sum(max(end for _, end in each) - max(begin for begin, _ in each) for each in zip(*ranks, strict=True))
+    each = zip(*ranks, strict=True)
+    return float(sum(max(end for _, end in times) - max(begin for begin, _ in times) for times in each))
 
 
 def _bytes(report: Report, prefix: str, sides: Mapping[str, Side], *, musts: bool) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,8 +25,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hotrow import Batch, Embeddings, Feature, Table, _native
+from hotrow.bench.dedup_step import keep_memory
 from hotrow.bench.shard_work import LR, LightModel, Work
 from hotrow.data import DataSet, Reader
+from hotrow.peers import Peers
 from hotrow.plan import Plan
 from hotrow.plan.budget import count_keys
 from hotrow.plan.cluster import used_tables
@@ -120,6 +123,7 @@ def main(job_file: str, out: str) -> None:
     """Does the job with the other ranks; this rank's readings go to a file."""
     torch.set_num_threads(1)
     _native.set_threads(1)
+    keep_memory()
     job = Job(**json.loads(Path(job_file).read_text()))
     world = World.here()
     dist.init_process_group("gloo")
@@ -133,7 +137,8 @@ def main(job_file: str, out: str) -> None:
     }
     Path(out).write_text(json.dumps(found))
     dist.barrier()
-    dist.destroy_process_group()
+    Peers.of(world).close()
+    os._exit(0)  # native threads of the peer's, still at work, would abort an orderly end
 
 
 def row_wise(tables: Sequence[Table], dedup: Dedup) -> Plan:

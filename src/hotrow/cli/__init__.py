@@ -106,6 +106,10 @@ def train(
     run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file.")],
     settings: Settings = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
+    follow: Annotated[
+        str | None,
+        typer.Option("--follow", metavar="LOG", help="Train on what arrives in a folder, or kafka://HOST:PORT/TOPIC."),
+    ] = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
@@ -117,6 +121,7 @@ def train(
     Example:
       hotrow train run.toml --set train.epochs=2 --set tables.item.dim=32
       hotrow train run.toml --resume
+      hotrow train run.toml --resume --follow incoming
     """
     from hotrow.cli import show
     from hotrow.run import load_run
@@ -125,7 +130,11 @@ def train(
 
     if resume and overwrite:
         raise SettingsError("--resume goes on with a run and --overwrite removes it; give one of them.")
-    result = train_run(load_run(run_file, settings or []), resume=resume, overwrite=overwrite, progress=watching())
+    settings = list(settings or [])
+    if follow is not None:
+        log = follow if "://" in follow else str(Path(follow).resolve())
+        settings.append(f"data.follow.path={json.dumps(log)}")
+    result = train_run(load_run(run_file, settings), resume=resume, overwrite=overwrite, progress=watching())
     stopped_by_signal = result.stopped.startswith("SIG")
     _give(show.result_as_data(result), as_json, show.trained)
     if stopped_by_signal:
@@ -259,6 +268,7 @@ _COMMANDS = (
     "graph",
     "keys",
     "plan",
+    "predict",
     "prepare",
     "profile",
     "report",

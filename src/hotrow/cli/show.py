@@ -62,7 +62,11 @@ def result_as_data(result: Result) -> dict[str, Any]:
 
 def trained(data: Mapping[str, Any]) -> None:
     """What a run came to."""
-    ends = {"end": "to the end", "early": "until no evaluation was better"}
+    ends = {
+        "end": "to the end",
+        "early": "until no evaluation was better",
+        "idle": "until nothing had come for a while",
+    }
     rows = [
         ("trained", ends.get(data["stopped"], f"until {data['stopped']}")),
         ("steps", f"{data['steps']:,}"),

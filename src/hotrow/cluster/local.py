@@ -22,13 +22,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hotrow.cluster.process import Process
+from hotrow.cluster.process import Command, Process
 from hotrow.errors import HotrowError, SettingsError
 from hotrow.run import Run
 from hotrow.train.logs import RunFolder
@@ -79,12 +80,12 @@ class LocalCluster:
         self.run, self._shards, self._trainers, self._most = run, shards, trainers, deaths
         self._how = ["--resume"] if resume else ["--overwrite"] if overwrite else []
         self._say = say or (lambda text: print(text, file=sys.stderr, flush=True))
-        self._ended: queue.SimpleQueue[Process | None] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._stopping = ""
-        self.shards: list[Process] = []
+        self.shards: list[Command] = []
         self.addresses: list[str] = []
         self.metrics: list[int] = []
-        self.trainers: list[Process] = []
+        self.trainers: list[Command] = []
         self.deaths: list[Death] = []
         if self.folder.is_dir():  # trainers that go on bring the checkpoint's rows, to however many shards there are
             for path in self.folder.glob("shard-*[0-9]") if resume else [self.folder]:
@@ -95,8 +96,10 @@ class LocalCluster:
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.run.train.checkpoint_every is None:
             self._say("train.checkpoint_every is not set: if a trainer dies, the run starts from its beginning.")
-        with self._signals(), contextlib.ExitStack() as closing:
+        with contextlib.ExitStack() as closing:
             closing.callback(self._write_state, "ended")
+            closing.enter_context(self._hosts())
+            closing.enter_context(self._signals())
             closing.callback(self._stop_all)
             for number in range(self._shards):
                 self.shards.append(self._start_shard(number))
@@ -114,7 +117,7 @@ class LocalCluster:
             trainer.send(number)
         self._ended.put(None)
 
-    def _handle(self, process: Process | None) -> None:
+    def _handle(self, process: Command | None) -> None:
         """Someone has ended."""
         if process is None or self._stopping or process.code == 0:
             return
@@ -123,13 +126,13 @@ class LocalCluster:
         elif process in self.trainers:
             self._trainer_died(process)
 
-    def _shard_died(self, shard: Process) -> None:
+    def _shard_died(self, shard: Command) -> None:
         number = self.shards.index(shard)
         self._count_death(shard)
         self.shards[number] = self._start_shard(number)
         self._back(self.shards[number])
 
-    def _trainer_died(self, trainer: Process) -> None:
+    def _trainer_died(self, trainer: Command) -> None:
         """Ends the others too and starts all again, if one of them was ended by a signal."""
         deadline = time.monotonic() + _GRACE_S
         for other in self.trainers:
@@ -144,7 +147,7 @@ class LocalCluster:
         self._start_trainers()
         self._back(killed[0])
 
-    def _count_death(self, process: Process) -> None:
+    def _count_death(self, process: Command) -> None:
         self.deaths.append(Death(process.name, process.end, time.time()))
         self._say(f"{process.name.capitalize()} (process {process.pid}) {process.end}; it is started again.")
         if len(self.deaths) > self._most:
@@ -153,54 +156,58 @@ class LocalCluster:
                 f"Their logs are in {self.folder}. Go on with: hotrow up RUN.toml --resume"
             )
 
-    def _back(self, process: Process) -> None:
+    def _back(self, process: Command) -> None:
         death = self.deaths[-1]
         death.back_after = time.time() - death.when
         self._say(f"{process.name.capitalize()} is back after {death.back_after:.1f} s.")
         self._write_state("running")
 
-    def _start_shard(self, number: int) -> Process:
-        again = number < len(self.addresses)
-        bind = self.addresses[number] if again else "tcp://127.0.0.1:*"
-        rows = self.folder / f"shard-{number}"
-        process = self._start(
-            f"shard {number}", ["shard", "--json", "--bind", bind, "--folder", str(rows), "--metrics", "0"]
-        )
+    def _start_shard(self, number: int) -> Command:
+        """Starts a shard, at its address if it had one."""
+        process = self._start(f"shard {number}", ["shard", "--json", *self._shard_place(number)])
         said = process.first_line(_START_S)
-        if again:
-            self.metrics[number] = said["metrics"]
-        else:
-            self.addresses.append(said["address"])
-            self.metrics.append(said["metrics"])
+        self.addresses[number : number + 1] = [said["address"]]
+        self.metrics[number : number + 1] = [said["metrics"]]
         return process
 
     def _start_trainers(self) -> None:
+        arguments = ["train", str(self.folder / "run.toml"), "--json", *self._how]
+        places = self._trainer_places()
+        self.trainers = [self._start(f"trainer {rank}", arguments, place) for rank, place in enumerate(places)]
+        self._write_state("running")
+
+    def _hosts(self) -> contextlib.AbstractContextManager[None]:
+        """Holds where processes run, from before the first starts until after the last has ended."""
+        return contextlib.nullcontext()
+
+    def _shard_place(self, number: int) -> list[str]:
+        """Where a shard listens and keeps its rows, as options."""
+        bind = self.addresses[number] if number < len(self.addresses) else "tcp://127.0.0.1:*"
+        return ["--bind", bind, "--folder", str(self.folder / f"shard-{number}"), "--metrics", "0"]
+
+    def _trainer_places(self) -> list[dict[str, str]]:
+        """Each rank's environment, as `torchrun` would set it."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(self._trainers)}
-        arguments = ["train", str(self.folder / "run.toml"), "--json", *self._how]
-        self.trainers = [
-            self._start(
-                f"trainer {rank}",
-                arguments,
-                {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(self._trainers)},
-            )
-            for rank in range(self._trainers)
-        ]
-        self._write_state("running")
+        return environments("127.0.0.1", port, [""] * self._trainers)
 
-    def _start(self, name: str, arguments: list[str], environment: dict[str, str] | None = None) -> Process:
-        log = self.folder / f"{name.replace(' ', '-')}.log"
+    def _start(self, name: str, arguments: list[str], environment: dict[str, str] | None = None) -> Command:
         threads = max(1, (os.cpu_count() or 1) // max(1, self._shards + self._trainers))
         return Process(
             name,
             arguments,
-            log,
-            listen=lambda who, line: self._say(f"[{who}] {line}"),
+            self._log(name),
+            listen=self._heard,
             ended=self._ended,
             environment={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)), **(environment or {})},
         )
+
+    def _log(self, name: str) -> Path:
+        return self.folder / f"{name.replace(' ', '-')}.log"
+
+    def _heard(self, who: str, line: str) -> None:
+        self._say(f"[{who}] {line}")
 
     def _write_run(self) -> None:
         cluster = self.run.cluster
@@ -211,17 +218,22 @@ class LocalCluster:
     def _write_state(self, phase: str) -> None:
         """What `hotrow status` reads."""
         shards = [
-            {**_said(shard), "address": address, "metrics": port}
+            {**shard.about(), "address": address, "metrics": port}
             for shard, address, port in zip(self.shards, self.addresses, self.metrics, strict=False)
         ]
         state = {
             "phase": phase,
             "pid": os.getpid(),
+            **self._about(),
             "shards": shards,
-            "trainers": [_said(trainer) for trainer in self.trainers],
+            "trainers": [trainer.about() for trainer in self.trainers],
             "deaths": [asdict(death) for death in self.deaths],
         }
         _write(self.folder / "state.json", json.dumps(state, indent=1))
+
+    def _about(self) -> dict[str, Any]:
+        """What else the state says of the cluster."""
+        return {}
 
     def _stop_all(self) -> None:
         """Trainers first, which still have changes to write back to shards."""
@@ -258,8 +270,18 @@ class LocalCluster:
                 signal.signal(number, handler)
 
 
-def _said(process: Process) -> dict[str, Any]:
-    return {"name": process.name, "pid": process.pid, "since": process.since, "log": str(process.log)}
+def environments(address: str, port: int, hosts: Sequence[str]) -> list[dict[str, str]]:
+    """The environment of each rank, given the host of each; ranks of a host stand side by side.
+
+    Where hosts have different numbers of ranks, each rank is a node of its own.
+    """
+    counts = Counter(hosts)
+    node_size = counts[hosts[0]] if len(set(counts.values())) == 1 else 1
+    shared = {"MASTER_ADDR": address, "MASTER_PORT": str(port), "WORLD_SIZE": str(len(hosts))}
+    return [
+        {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank % node_size), "LOCAL_WORLD_SIZE": str(node_size)}
+        for rank in range(len(hosts))
+    ]
 
 
 def _write(path: Path, text: str) -> None:

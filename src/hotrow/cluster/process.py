@@ -1,7 +1,8 @@
 """`Process`: one shard or trainer of a cluster on this machine, its log, and its end as an event.
 
 Each runs in a session of its own, so that Ctrl-C reaches whoever supervises and nobody else. What it says goes to its
-log file, and line by line to whoever listens.
+log file, and line by line to whoever listens. A process that is `tied` ends with the one that started it, however that
+ended. `Command` is what a supervisor knows of a process, wherever it runs.
 """
 
 from __future__ import annotations
@@ -21,11 +22,64 @@ from typing import Any
 from hotrow.errors import ServiceError
 
 COMMAND = (sys.executable, "-m", "hotrow")
+TIED = (sys.executable, "-m", "hotrow.cluster.tied")
+_KILLED_S = 60.0
 Listen = Callable[[str, str], None]
 
 
-class Process:
+class Command:
     """A running command of Hotrow. `ended` gets it when it has ended; `name` is as in "shard 1"."""
+
+    def __init__(self, name: str, log: Path, listen: Listen, ended: queue.SimpleQueue[Any]) -> None:
+        self.name, self.log, self.since = name, log, time.time()
+        self.said: list[str] = []  # to standard output
+        self._listen, self._ended = listen, ended
+
+    @property
+    def pid(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def code(self) -> int | None:
+        """The exit code, minus a signal's number if one ended it; None while it runs."""
+        raise NotImplementedError
+
+    @property
+    def end(self) -> str:
+        """How it ended, in words."""
+        code = self.code
+        if code is None:
+            return "is running"
+        if code >= 0:
+            return f"ended with code {code}"
+        return f"was ended by {signal.Signals(-code).name}"
+
+    def about(self) -> dict[str, Any]:
+        """What `hotrow status` is told of it."""
+        return {"name": self.name, "pid": self.pid, "since": self.since, "log": str(self.log)}
+
+    def first_line(self, timeout: float) -> dict[str, Any]:
+        """The JSON that it says first; raises if it ends before."""
+        raise NotImplementedError
+
+    def send(self, number: signal.Signals) -> None:
+        """A signal, if it is still running."""
+        raise NotImplementedError
+
+    def wait(self, timeout: float) -> bool:
+        """Whether it has ended within so many seconds."""
+        raise NotImplementedError
+
+    def stop(self, timeout: float) -> None:
+        """Asks it to end, and ends it after so many seconds."""
+        self.send(signal.SIGTERM)
+        if not self.wait(timeout):
+            self.send(signal.SIGKILL)
+            self.wait(_KILLED_S)
+
+
+class Process(Command):
+    """A command that runs on this machine."""
 
     def __init__(
         self,
@@ -36,13 +90,13 @@ class Process:
         listen: Listen,
         ended: queue.SimpleQueue[Any],
         environment: Mapping[str, str] | None = None,
+        tied: bool = False,
     ) -> None:
-        self.name, self.log, self.since = name, log, time.time()
-        self.said: list[str] = []  # to standard output
-        self._listen, self._ended = listen, ended
+        super().__init__(name, log, listen, ended)
         self._process = subprocess.Popen(
-            [*COMMAND, *arguments],
+            [*(TIED if tied else COMMAND), *arguments],
             env={**os.environ, **(environment or {})},
+            stdin=subprocess.PIPE if tied else None,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -63,45 +117,24 @@ class Process:
 
     @property
     def code(self) -> int | None:
-        """The exit code, minus a signal's number if one ended it; None while it runs."""
         return self._process.poll()
 
-    @property
-    def end(self) -> str:
-        """How it ended, in words."""
-        code = self.code
-        if code is None:
-            return "is running"
-        if code >= 0:
-            return f"ended with code {code}"
-        return f"was ended by {signal.Signals(-code).name}"
-
     def first_line(self, timeout: float) -> dict[str, Any]:
-        """The JSON that it says first; raises if it ends before."""
         self._first.wait(timeout)
         if not self.said:
             raise ServiceError(f"{self.name.capitalize()} did not start: it {self.end}. Its log is {self.log}.")
         return dict(json.loads(self.said[0]))
 
     def send(self, number: signal.Signals) -> None:
-        """A signal, if it is still running."""
         if self._process.poll() is None:
             self._process.send_signal(number)
 
     def wait(self, timeout: float) -> bool:
-        """Whether it has ended within so many seconds."""
         try:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             return False
         return True
-
-    def stop(self, timeout: float) -> None:
-        """Asks it to end, and ends it after so many seconds."""
-        self.send(signal.SIGTERM)
-        if not self.wait(timeout):
-            self.send(signal.SIGKILL)
-            self._process.wait()
 
     def _read_output(self) -> None:
         assert self._process.stdout is not None
@@ -124,4 +157,6 @@ class Process:
         for thread in threads:
             thread.join()
         self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
         self._ended.put(self)

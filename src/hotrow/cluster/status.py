@@ -1,23 +1,28 @@
 """`status`: what runs of a cluster, where, and how far it is: from the run folder, and from shards that run.
 
 Steps and rates come from the metrics that the first trainer writes, processes from `state.json`; a shard that runs is
-asked for its rows at its metrics port.
+asked for its rows at its metrics port. Processes of this machine are looked for; those of a Ray cluster are believed to
+be what the state says as long as its file is touched, which whoever supervises them does every few seconds.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 import urllib.request
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from hotrow.errors import CheckpointError
 from hotrow.train.checkpoint import Checkpoints
 from hotrow.train.logs import RunFolder
 
 _ASK_S = 1.0
+_SILENT_S = 60.0
+"""Seconds after which a state that nobody touched was left behind."""
 
 
 def status(path: Path) -> dict[str, Any]:
@@ -30,14 +35,17 @@ def status(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} was not started by hotrow up: there is no {file}.") from None
     except ValueError:
         raise CheckpointError(f"{file} was altered: it cannot be read.") from None
-    supervised = _alive(state["pid"])
+    if state.get("host", socket.gethostname()) == socket.gethostname():
+        supervised = _alive(state["pid"])
+    else:
+        supervised = time.time() - file.stat().st_mtime < _SILENT_S
     latest = Checkpoints(folder.checkpoints).latest()
     return {
         "run": str(folder.path),
         "phase": state["phase"] if supervised or state["phase"] == "ended" else "abandoned",
         "supervisor": {"pid": state["pid"], "alive": supervised},
-        "shards": [{**shard, **_process(shard), **_rows(shard)} for shard in state["shards"]],
-        "trainers": [{**trainer, **_process(trainer)} for trainer in state["trainers"]],
+        "shards": [{**shard, **_process(shard, supervised), **_rows(shard, supervised)} for shard in state["shards"]],
+        "trainers": [{**trainer, **_process(trainer, supervised)} for trainer in state["trainers"]],
         "training": _training(folder),
         "checkpoint": None if latest is None else str(latest),
         "deaths": state["deaths"],
@@ -59,9 +67,13 @@ def _training(folder: RunFolder) -> dict[str, Any]:
     return found
 
 
-def _process(said: dict[str, Any]) -> dict[str, Any]:
-    alive = _alive(said["pid"])
+def _process(said: dict[str, Any], supervised: bool) -> dict[str, Any]:
+    alive = _runs(said, supervised)
     return {"alive": alive, "seconds": time.time() - said["since"] if alive else None}
+
+
+def _runs(said: dict[str, Any], supervised: bool) -> bool:
+    return supervised and said["alive"] if "host" in said else _alive(said["pid"])
 
 
 def _alive(pid: int) -> bool:
@@ -76,12 +88,13 @@ def _alive(pid: int) -> bool:
         return True
 
 
-def _rows(shard: dict[str, Any]) -> dict[str, Any]:
+def _rows(shard: dict[str, Any], supervised: bool) -> dict[str, Any]:
     """Rows and bytes that a running shard holds."""
-    if not _alive(shard["pid"]):
+    if not _runs(shard, supervised):
         return {"rows": None, "bytes": None}
+    host = urlsplit(shard["address"]).hostname
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{shard['metrics']}/metrics", timeout=_ASK_S) as answer:
+        with urllib.request.urlopen(f"http://{host}:{shard['metrics']}/metrics", timeout=_ASK_S) as answer:
             text = answer.read().decode()
     except OSError:
         return {"rows": None, "bytes": None}

@@ -78,7 +78,7 @@ class Answers:
             if ticket is not None:
                 push = ticket.push
                 self._apply(ticket, lambda: self.holding.apply(asked, grads, message.step, push))
-            reply(Kind.ANSWER, [])
+            reply(Kind.ANSWER, self.holding.read_after(message))
         elif message.kind == Kind.EXCHANGE:
             reply(Kind.ANSWER, [self._exchange(message)])
         elif message.kind in self._change:
@@ -125,7 +125,8 @@ class Answers:
                 self._complete(round, ticket, message)
         if self._applied.was_applied(message.client, message.sequence):
             for push in self.rounds.take(message.client, message.sequence):
-                push.reply(Kind.ANSWER, [])
+                rows = self.holding.read_after(push.message)
+                push.reply(Kind.ANSWER, [np.empty(0, np.uint8), *rows] if rows else [])
         else:
             reply(Kind.HELD, [])
 
@@ -135,13 +136,14 @@ class Answers:
                 push = ticket.push
                 self._apply(ticket, lambda: self._apply_round(round, push))
             shared = shared_in([self.holding.push(held.message)[0] for held in round])
+            rows = [self.holding.read_after(held.message) for held in round]
         except Exception as error:
             for held in round:
                 if held.message is not last:  # who came last is told by the caller
                     held.reply(Kind.REFUSED, [to_json({"error": f"The step of all ranks failed: {error!r}."})])
             raise
-        for held, of_held in zip(round, shared, strict=True):
-            held.reply(Kind.ANSWER, [of_held])
+        for held, of_held, read in zip(round, shared, rows, strict=True):
+            held.reply(Kind.ANSWER, [of_held, *read])
 
     def _apply_round(self, held: list[Held], push: _native.Push | None) -> None:
         asked, grads = sum_in_order([self.holding.push(push.message) for push in held])

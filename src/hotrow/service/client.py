@@ -90,10 +90,13 @@ class Client:
         timeout: float = 60.0,
         retry: float = 1.0,
         on_wait: OnWait | None = None,
+        id: bytes | None = None,
+        changes: int = 0,
     ) -> None:
+        """With the `id` of an earlier client, and the number of `changes` that were acknowledged to it, it goes on."""
         for address in addresses:
             check_address(address, key)
-        self.id = secrets.token_bytes(16)
+        self.id = id or secrets.token_bytes(16)
         self.waited = 0.0
         self.retries = 0
         self.sent_bytes = self.received_bytes = 0
@@ -102,6 +105,8 @@ class Client:
         self._timeout, self._retry, self._on_wait = timeout, retry, on_wait
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._lines = [_Line(i, address, *self._connect(address, key)) for i, address in enumerate(addresses)]
+        for line in self._lines:
+            line.next_sequence += changes
         self._inbox: deque[tuple[_Line, _Request]] = deque()
         self._numbers = 0
         self._lock = threading.Lock()

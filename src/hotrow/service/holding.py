@@ -153,26 +153,36 @@ class Holding:
         fetch(asked.stores, asked.keys, [None] * len(asked.keys), rows, asked.starts, message.step)
         return _to_wire(rows, asked, message.wire)
 
-    def read(self, message: Message) -> list[Array]:
-        """Rows as they are; arrays as for `fetch`."""
-        asked = self._asked(message)
+    def read(self, message: Message, at: int = 0) -> list[Array]:
+        """Rows as they are; arrays as for `fetch`, from number `at` on."""
+        asked = self._asked(message, at)
         rows = self._room(asked)
         read(asked.stores, asked.keys, [None] * len(asked.keys), rows, asked.starts, message.step)
         return _to_wire(rows, asked, message.wire)
 
     def push(self, message: Message) -> tuple[Asked, Floats]:
-        """The keys and gradients of a push, checked. Arrays: heads, packed keys, values, exponents with float16."""
+        """The keys and gradients of a push, checked. Arrays: heads, packed keys, values, exponents with float16.
+
+        Behind them may be heads and packed keys of rows to read once it is applied (`read_after`).
+        """
         asked = self._asked(message)
+        if len(message.arrays) > _arrays_of_push(message):
+            self._room(self._asked(message, _arrays_of_push(message)))  # refused before anything is applied
         return asked, _from_wire(message, asked)
+
+    def read_after(self, message: Message) -> list[Array]:
+        """The rows that a push asks for besides, if it does."""
+        at = _arrays_of_push(message)
+        return self.read(message, at) if len(message.arrays) > at else []
 
     def apply(self, asked: Asked, grads: Floats, step: int, push: _native.Push | None = None) -> None:
         """One step of each table's optimizer. `push` says what of it was done before the process died."""
         rates = [store.table.optimizer.lr_at(step) for store in asked.stores]
         update(asked.stores, asked.keys, [None] * len(asked.keys), grads, asked.starts, rates, None, push=push)
 
-    def _asked(self, message: Message) -> Asked:
-        heads = array_of(message, 0, np.int64, 2)
-        packed = array_of(message, 1, np.uint8, 1)
+    def _asked(self, message: Message, at: int = 0) -> Asked:
+        heads = array_of(message, at, np.int64, 2)
+        packed = array_of(message, at + 1, np.uint8, 1)
         if heads.shape[1] != 4:
             raise ProtocolError("Keys need a number, a count, a base and a width for each table.")
         numbers = heads[:, 0].tolist()
@@ -239,6 +249,10 @@ def array_of(message: Message, number: int, dtype: npt.DTypeLike, dimensions: in
             f"dimensions, but should be {np.dtype(dtype)} with {dimensions}."
         )
     return array
+
+
+def _arrays_of_push(message: Message) -> int:
+    return 4 if message.wire == Wire.FLOAT16 else 3
 
 
 def _to_wire(rows: Floats, asked: Asked, wire: Wire) -> list[Array]:

@@ -41,48 +41,33 @@ class Changes:
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._snapshots = [_open(folder, verify(folder)) for folder in folders]
-        self.rows = sum(reader.num_rows for _, tables in self._snapshots for _, reader in tables)
 
     def apply(self, router: Router) -> None:
         """Makes the router's tables those of the last snapshot."""
-        for erased, tables in self._snapshots:
+        for erased, rows in self._snapshots:
             for name, keys in erased:  # first, for a key erased on one tier may have a row on another
                 for tier, parts in router.route([name], [keys], [0]):
                     tier.stores()[name].erase(parts[0].keys)
-            for name, rows in tables:
-                for batch in rows:
-                    router.give(name, batch.columns())
+            for name, file in rows:
+                for i in range(file.num_record_batches):
+                    router.give(name, _columns(file.get_batch(i)))
 
 
-class _Rows:
-    """The rows of a table in a mapped file."""
-
-    def __init__(self, path: Path) -> None:
-        self._reader = pa.ipc.open_file(pa.memory_map(str(path)))
-        self.num_rows = sum(self._reader.get_batch(i).num_rows for i in range(self._reader.num_record_batches))
-
-    def __iter__(self) -> Any:
-        return (_Batch(self._reader.get_batch(i)) for i in range(self._reader.num_record_batches))
-
-
-class _Batch:
-    def __init__(self, rows: pa.RecordBatch) -> None:
-        self._rows = rows
-
-    def columns(self) -> Columns:
-        """As a row store takes them, without state and counts."""
-        zeros = np.zeros(len(self._rows), np.uint32)
-        return {
-            "keys": self._rows.column("key").to_numpy(),
-            "values": np.asarray(self._rows.column("values").flatten().to_numpy(zero_copy_only=False)),
-            "state": np.empty(0, np.float32),
-            "clocks": zeros,
-            "uses": zeros,
-            "last": self._rows.column("last_used").to_numpy(),
-        }
+def _columns(rows: pa.RecordBatch) -> Columns:
+    """Rows as a store takes them, without state and counts."""
+    zeros = np.zeros(len(rows), np.uint32)
+    return {
+        "keys": rows.column("key").to_numpy(),
+        "values": np.asarray(rows.column("values").flatten().to_numpy(zero_copy_only=False)),
+        "state": np.empty(0, np.float32),
+        "clocks": zeros,
+        "uses": zeros,
+        "last": rows.column("last_used").to_numpy(),
+    }
 
 
-_Opened = tuple[list[tuple[str, np.ndarray[Any, Any]]], list[tuple[str, _Rows]]]
+_Opened = tuple[list[tuple[str, np.ndarray[Any, Any]]], list[tuple[str, Any]]]
+"""The erased keys of tables, and their rows as Arrow files that are mapped."""
 
 
 def _open(folder: Path, manifest: dict[str, Any]) -> _Opened:
@@ -90,9 +75,9 @@ def _open(folder: Path, manifest: dict[str, Any]) -> _Opened:
     try:
         for said in manifest["tables"]:
             if "erased" in said:
-                with pa.memory_map(str(folder / said["erased"]["file"])) as file, pa.ipc.open_file(file) as reader:
-                    erased.append((said["name"], reader.read_all().column("erased").to_numpy()))
-            rows.append((said["name"], _Rows(folder / said["rows"]["file"])))
+                with pa.ipc.open_file(pa.memory_map(str(folder / said["erased"]["file"]))) as file:
+                    erased.append((said["name"], file.read_all().column("erased").to_numpy()))
+            rows.append((said["name"], pa.ipc.open_file(pa.memory_map(str(folder / said["rows"]["file"])))))
     except (OSError, pa.ArrowException) as error:
         raise CheckpointError(f"{folder} cannot be read: {error}.") from None
     return erased, rows

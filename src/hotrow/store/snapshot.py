@@ -214,7 +214,7 @@ def _checked(folder: Path, tables: Sequence[Table], seed: int, peers: Peers) -> 
     try:
         folders = chain(folder)
         manifests = [verify(f, peers.world.rank, peers.world.size) for f in folders]
-        _check_tables(folder, manifests[-1], tables, seed)
+        check_tables(folder, manifests[-1], tables, seed)
         found["id"] = manifests[-1]["id"]
     except CheckpointError as error:
         found["failure"] = str(error)
@@ -240,7 +240,8 @@ def _restore_rows(folder: Path, said: dict[str, Any], router: Router) -> None:
             router.give(said["name"], _from_arrow(reader.get_batch(i)))
 
 
-def _check_tables(folder: Path, manifest: dict[str, Any], tables: Sequence[Table], seed: int) -> None:
+def check_tables(folder: Path, manifest: dict[str, Any], tables: Sequence[Table], seed: int) -> None:
+    """Refuses a snapshot of other tables, or of tables with other settings."""
     stored = {said["name"]: said for said in manifest["tables"]}
     if manifest["seed"] != seed:
         raise CheckpointError(

@@ -100,6 +100,15 @@ def move_rows(old: Router, new: Router, world: World, steps: int) -> None:
         lanes.close()
 
 
+def gather_columns(columns: Columns, world: World) -> Columns:
+    """Every rank's columns, one rank's behind another's, on all ranks; none may be exchanging anything else."""
+    lanes = Lanes(world, {"move": ("world",)}, timeout=300.0)
+    try:
+        return _gathered(columns, lanes.of("move", "world"), 0)
+    finally:
+        lanes.close()
+
+
 def _moving(table: str, old: Router, new: Router) -> Iterator[Keys]:
     """The keys of a table that a plan names and that change their tier, some at a time: the same on every rank."""
     keys = _named(table, old, new)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from hotrow import _native
 from hotrow.errors import SettingsError, nearest
 from hotrow.plan import Plan
-from hotrow.tiers.tier import Floats, Gradients, Part, Tier
+from hotrow.tiers.tier import Floats, Gradients, Part, Tier, Wait
 
 Keys = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.int32]
@@ -107,6 +107,25 @@ class Router:
             _ = grads.flat  # summed once, before several threads ask for it
         ticket_of = [None] * len(routed) if tickets is None else tickets
         self._at_once(routed, lambda i, tier, parts: tier.update(parts, grads, step, ticket_of[i]))
+
+    def update_then_read(
+        self, routed: Routed, grads: Gradients, step: int, tickets: Sequence[Any], wanted: Routed, rows: Floats
+    ) -> list[Wait]:
+        """Hands each tier gradients; those that are in `wanted` also read rows of the next batch, in the same go."""
+        reads = {tier.name: parts for tier, parts in wanted}
+        begun = [
+            tier.update_then_read(parts, grads, step, reads.get(tier.name, []), rows)
+            for tier, parts in routed
+            if tier.remote
+        ]
+        for (tier, parts), ticket in zip(routed, tickets, strict=True):
+            if not tier.remote:
+                tier.update(parts, grads, step, ticket)
+        return begun
+
+    def update_behind(self, routed: Routed, grads: Gradients, step: int) -> list[Wait]:
+        """Begins to hand each tier gradients that nobody is waiting for."""
+        return [tier.update_behind(parts, grads, step) for tier, parts in routed]
 
     def _at_once(self, routed: Routed, ask: Callable[[int, Tier, list[Part]], Any]) -> list[Any]:
         """Asks every tier; remote ones in threads, while the local ones are asked here. Returns when all have ended."""

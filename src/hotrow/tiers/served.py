@@ -8,6 +8,9 @@ With several workers and `combine` (what `Sync` means) a step is one update: a s
 ranks, sums each row's gradients in rank order and applies the optimizer once. Without it every push is applied when
 it comes. Either way a worker pushes its gradient divided by the number of workers: the gradient of the mean loss over
 all of them.
+
+What nobody waits for (`update_behind`), and from then on fetches, which run ahead, have a line of their own: small
+requests do not queue behind them.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +32,7 @@ from hotrow.service.protocol import Array, Kind, Wire
 from hotrow.service.remote import RemoteRows
 from hotrow.store.exchange import Blob
 from hotrow.table import Table
-from hotrow.tiers.tier import Floats, Gradients, Part, Tier
+from hotrow.tiers.tier import Floats, Gradients, Part, Tier, Wait
 from hotrow.world import World
 
 WireName = Literal["float32", "bfloat16", "float16"]
@@ -39,6 +43,9 @@ class ServedTier(Tier):
 
     `group` is any text that is the same for all ranks and new whenever they are started: it tells a shard the pushes of
     one start from those of an earlier one. It is needed where several ranks combine their pushes.
+
+    A worker that keeps an `id` of 16 bytes and the number of its acknowledged pushes in a file, and gives both when it
+    is started again, repeats the push that it died in: that one too is then applied once. Only pushes may be counted.
     """
 
     name = "served"
@@ -58,6 +65,8 @@ class ServedTier(Tier):
         timeout: float = 60.0,
         retry: float = 1.0,
         on_wait: OnWait | None = None,
+        id: bytes | None = None,
+        pushed: int = 0,
     ) -> None:
         super().__init__(tables)
         if not addresses:
@@ -70,7 +79,8 @@ class ServedTier(Tier):
         self._pushes = 0
         self._wire = Wire[wire.upper()]
         self._numbers = {table.name: i for i, table in enumerate(tables)}
-        self.client = Client(
+        self._connect = partial(
+            Client,
             addresses,
             tables,
             seed=seed,
@@ -80,6 +90,8 @@ class ServedTier(Tier):
             retry=retry,
             on_wait=on_wait,
         )
+        self.client = self._connect(id=id, changes=pushed)
+        self._behind: Client | None = None  # for what is large and can wait, once there is something
         self._stores = {table.name: RemoteRows(self.client, table, i) for i, table in enumerate(tables)}
 
     def stores(self) -> dict[str, RemoteRows]:
@@ -88,11 +100,11 @@ class ServedTier(Tier):
 
     def fetch(self, parts: Sequence[Part], rows: Floats, step: int) -> Any:
         shipments = self.ship(parts)
-        self._bring(Kind.FETCH, shipments, parts, rows, step)
+        self._bring(self._behind or self.client, Kind.FETCH, shipments, parts, rows, step)
         return shipments
 
     def read(self, parts: Sequence[Part], rows: Floats, step: int) -> None:
-        self._bring(Kind.READ, self.ship(parts), parts, rows, step)
+        self._bring(self.client, Kind.READ, self.ship(parts), parts, rows, step)
 
     def update(self, parts: Sequence[Part], grads: Gradients, step: int, ticket: Any = None) -> None:
         for pushed in self.push(parts, grads.flat, step, ticket):
@@ -103,27 +115,46 @@ class ServedTier(Tier):
     ) -> list[Future[Answer]]:
         """Sends gradients on their way; what is returned is done when they have been applied."""
         shipments = shipments or self.ship(parts)
+        keys = [self._keys(shipment, parts) for shipment in shipments]
+        return self._push(
+            self.client, [[*k, *self._encode(s, grads)] for k, s in zip(keys, shipments, strict=True)], step
+        )
+
+    def update_then_read(
+        self, parts: Sequence[Part], grads: Gradients, step: int, wanted: Sequence[Part], rows: Floats
+    ) -> Wait:
+        reading = self.ship(wanted) if any(len(part.keys) for part in wanted) else []
+        messages = [[*self._keys(s, parts), *self._encode(s, grads.flat)] for s in self.ship(parts)]
+        for message, shipment in zip(messages, reading, strict=False):
+            message += self._keys(shipment, wanted)
+        pushed = self._push(self.client, messages, step)
+
+        def wait() -> None:
+            answers = [answer.result() for answer in pushed]
+            for shipment, answer in zip(reading, answers, strict=False):
+                self._decode(shipment, answer[1:] if self._combine else answer, rows)
+
+        return wait
+
+    def update_behind(self, parts: Sequence[Part], grads: Gradients, step: int) -> Wait:
+        if self._behind is None:
+            self._behind = self._connect()
+        messages = [[*self._keys(s, parts), *self._encode(s, grads.flat)] for s in self.ship(parts)]
+        pushed = self._push(self._behind, messages, step)
+
+        def wait() -> None:
+            for answer in pushed:
+                answer.result()
+
+        return wait
+
+    def _push(self, client: Client, messages: Sequence[Sequence[Array]], step: int) -> list[Future[Answer]]:
+        """Sends each shard its push. Ranks that combine number theirs alike, so all of them push in the same order."""
         self._pushes += 1
-        pushed = []
-        for shard, shipment in enumerate(shipments):
-            arrays = [*self._keys(shipment, parts), *shipment.encode(grads, self._wire, float(self.world.size))]
-            if self._combine:
-                ranks = {"rank": self.world.rank, "workers": self.world.size}
-                pushed.append(
-                    self.client.ask(
-                        shard,
-                        Kind.PUSH,
-                        arrays,
-                        step=step,
-                        wire=self._wire,
-                        client=self._group,
-                        sequence=self._pushes,
-                        **ranks,
-                    )
-                )
-            else:
-                pushed.append(self.client.change(shard, Kind.PUSH, arrays, step=step, wire=self._wire))
-        return pushed
+        if not self._combine:
+            return [client.change(s, Kind.PUSH, m, step=step, wire=self._wire) for s, m in enumerate(messages)]
+        header = {"client": self._group, "sequence": self._pushes, "rank": self.world.rank, "workers": self.world.size}
+        return [client.ask(s, Kind.PUSH, m, step=step, wire=self._wire, **header) for s, m in enumerate(messages)]
 
     @property
     def combines(self) -> bool:
@@ -148,16 +179,20 @@ class ServedTier(Tier):
         return [None if answer is None else answer.result()[0] for answer in asked]
 
     def counters(self) -> Mapping[str, Any]:
-        client = self.client
+        clients = self._clients()
         return {
-            "bytes_in": client.received_bytes,
-            "bytes_out": client.sent_bytes,
-            "retries": client.retries,
-            "waited_seconds": client.waited,
+            "bytes_in": sum(client.received_bytes for client in clients),
+            "bytes_out": sum(client.sent_bytes for client in clients),
+            "retries": sum(client.retries for client in clients),
+            "waited_seconds": sum(client.waited for client in clients),
         }
 
     def close(self) -> None:
-        self.client.close()
+        for client in self._clients():
+            client.close()
+
+    def _clients(self) -> list[Client]:
+        return [self.client] if self._behind is None else [self.client, self._behind]
 
     def ship(self, parts: Sequence[Part]) -> list[_native.Shipment]:
         """The parts' keys by shard."""
@@ -175,15 +210,27 @@ class ServedTier(Tier):
         return [np.column_stack([numbers, heads.reshape(-1, 3)]), packed]
 
     def _bring(
-        self, kind: Kind, shipments: Sequence[_native.Shipment], parts: Sequence[Part], rows: Floats, step: int
+        self,
+        client: Client,
+        kind: Kind,
+        shipments: Sequence[_native.Shipment],
+        parts: Sequence[Part],
+        rows: Floats,
+        step: int,
     ) -> None:
         asked = [
-            self.client.ask(shard, kind, self._keys(shipment, parts), step=step, wire=self._wire)
+            client.ask(shard, kind, self._keys(shipment, parts), step=step, wire=self._wire)
             for shard, shipment in enumerate(shipments)
         ]
         for shipment, answer in zip(shipments, asked, strict=True):
-            values, *exponents = answer.result()
-            if self._wire == Wire.FLOAT32:
-                shipment.decode(values, rows)
-            else:
-                shipment.decode_halves(values, exponents[0] if exponents else None, self._wire, rows)
+            self._decode(shipment, answer.result(), rows)
+
+    def _encode(self, shipment: _native.Shipment, grads: Floats) -> list[Array]:
+        return list(shipment.encode(grads, self._wire, float(self.world.size)))
+
+    def _decode(self, shipment: _native.Shipment, arrays: Sequence[Array], rows: Floats) -> None:
+        values, *exponents = arrays
+        if self._wire == Wire.FLOAT32:
+            shipment.decode(values, rows)
+        else:
+            shipment.decode_halves(values, exponents[0] if exponents else None, self._wire, rows)

@@ -8,7 +8,7 @@ hook inherits the default.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,6 +20,12 @@ from hotrow.store.store import Rows
 from hotrow.table import Table
 
 Floats = npt.NDArray[np.float32]
+Wait = Callable[[], None]
+"""Returns when what was begun has ended, and raises if it failed."""
+
+
+def done() -> None:
+    """Waits for nothing."""
 
 
 class Part(NamedTuple):
@@ -99,6 +105,20 @@ class Tier:
     def update(self, parts: Sequence[Part], grads: Gradients, step: int, ticket: Any = None) -> None:
         """Applies each table's optimizer to the rows of its part."""
         raise TypeError(f"{type(self).__name__} does not say how it updates")
+
+    def update_then_read(
+        self, parts: Sequence[Part], grads: Gradients, step: int, wanted: Sequence[Part], rows: Floats
+    ) -> Wait:
+        """Applies gradients, then writes rows of the batch after it as they are. What it returns waits for both."""
+        self.update(parts, grads, step)
+        if any(len(part.keys) for part in wanted):
+            self.read(wanted, rows, step + 1)
+        return done
+
+    def update_behind(self, parts: Sequence[Part], grads: Gradients, step: int) -> Wait:
+        """Begins to apply gradients that nobody is waiting for. What it returns waits until they are applied."""
+        self.update(parts, grads, step)
+        return done
 
     def stores(self) -> Mapping[str, Rows]:
         """Who holds the tier's rows in this process, table by table, for snapshots; none if rows are elsewhere."""

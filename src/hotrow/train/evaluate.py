@@ -28,7 +28,7 @@ from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.dense import DenseForward
 from hotrow.train.exact import ExactPipeline
 from hotrow.train.hybrid import HybridPipeline
-from hotrow.train.logs import RunFolder
+from hotrow.train.logs import RunFolder, find_run
 from hotrow.train.metrics import Metrics
 from hotrow.train.phases import Phases
 from hotrow.train.pipeline import Fetched, Inputs, Pipeline
@@ -195,21 +195,11 @@ def evaluate_path(
 
 
 def _find(path: Path) -> tuple[RunFolder, Checkpoint]:
-    folder = RunFolder(path)
-    if folder.exists:
-        latest = Checkpoints(folder.checkpoints).latest()
-        if latest is None:
-            raise CheckpointError(f"{path} has no complete checkpoint yet.")
-        return folder, Checkpoint(latest)
-    if not path.is_dir():
-        raise CheckpointError(f"There is no run folder or checkpoint {path}.")
-    checkpoint = Checkpoint(path)
-    folder = RunFolder(path.resolve().parent.parent)
-    if not folder.exists:
-        raise CheckpointError(
-            f"{path} is not in a run folder: {folder.settings} is needed to know the model and the tables."
-        )
-    return folder, checkpoint
+    folder, checkpoint = find_run(path)
+    checkpoint = checkpoint or Checkpoints(folder.checkpoints).latest()
+    if checkpoint is None:
+        raise CheckpointError(f"{path} has no complete checkpoint yet.")
+    return folder, Checkpoint(checkpoint)
 
 
 @contextlib.contextmanager

@@ -2,9 +2,10 @@
 
 A batch is fetched ahead of the model. Rows that batches before it still had to update are read again when they have:
 those of the batch just before it in the last moment (`late`), all others earlier (`early`), beside the model. The
-update of a remote tier goes in two parts: first the rows that the next batch has too, the rest beside the next step. So
-between two steps only rows that both have travel to a remote tier and back; the same bits as `Sync`, since every row
-sees every update in the same order. Adam counts its updates, so the rows of a table with Adam all go first.
+update of a remote tier goes in two parts: first the rows that the next batch has too, the rest beside the next step,
+which it may outlast. The answer to the first part brings the late rows. So between two steps only rows that both have
+travel to a remote tier and back, in one round trip; the same bits as `Sync`, since every row sees every update in the
+same order. Adam counts its updates, so the rows of a table with Adam all go first.
 
 With several workers a row may also be updated by another worker's batch: then hashes of all workers' keys (4 bytes
 each) are exchanged when a batch is fetched. All agree so on which rows go first; a hash met twice costs a transfer.
@@ -15,6 +16,8 @@ the batch's turn, as under `Sync`.
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -24,7 +27,7 @@ import numpy.typing as npt
 
 from hotrow import _native
 from hotrow.data.batch import Batch
-from hotrow.tiers.tier import Tier
+from hotrow.tiers.tier import Tier, Wait
 from hotrow.train.phases import Phases
 from hotrow.train.pipeline import Behind, Fetched, Fetches, Flight
 
@@ -55,10 +58,20 @@ class ExactPipeline(Behind):
         self._coming: deque[_Shared] = deque()  # batches that are entered and not yet applied
         self._entered = self._firsts = embeddings.steps
         self._moved = -1  # the last batch that was fetched again because rows had moved
+        self._unsettled: queue.SimpleQueue[Flight | None] = queue.SimpleQueue()
+        self._settling = threading.Thread(target=self._run_settling, name="hotrow-settle", daemon=True)
         super().__init__(batches, embeddings, ahead=ahead, room=lead + 1, pin=pin, phases=phases)
+        self._settling.start()
+
+    def close(self, *, drop: bool = False) -> None:
+        try:
+            super().close(drop=drop)
+        finally:
+            self._unsettled.put(None)
+            self._settling.join()
 
     def _may_fetch(self, number: int) -> bool:
-        return number - self._given <= self._lead
+        return number - self._firsts <= self._lead  # not sooner: late rows of the next batch are on their way
 
     def _may_take(self, number: int) -> bool:
         return self._firsts >= number and self._applied >= number - 1
@@ -110,7 +123,12 @@ class ExactPipeline(Behind):
         with self._phases("read_again"):
             if any(not fetched_ahead(tier) for tier, _ in lookup.routed):
                 self._embeddings.fetch(lookup, flight.number, only=lambda tier: not fetched_ahead(tier))
-            lookup.read_again(chosen, flight.number, fetched_ahead)
+            if not shared.late_read or shared.seen <= self._moved:
+                lookup.read_again(chosen, flight.number, fetched_ahead)
+                return
+            lookup.read_again(chosen, flight.number, lambda tier: fetched_ahead(tier) and not _reads_late(tier))
+            if not shared.early_read:
+                lookup.read_again(shared.early, flight.number, _reads_late)
 
     def _apply(self, flight: Flight) -> None:
         shared: _Shared = flight.keys
@@ -121,13 +139,42 @@ class ExactPipeline(Behind):
             flight.update.apply()
             self._first_applied(flight)
         else:
-            flight.update.apply_first(first)
+            following = self._following(flight)
+            late = [] if following is None else following.late
+            lookup = None if following is None else following.lookup
+            begun = flight.update.apply_first(first, lookup, late, _reads_late)
+            for wait in begun:
+                wait()
+            if following is not None:
+                following.late_read = True
             self._first_applied(flight)
-            flight.update.apply_rest(first)
-        for table, of_table in zip(self._tables, shared.everybody, strict=True):
-            table.leave(of_table, flight.number)
+            shared.rest = flight.update.apply_rest(first)  # now: it would have shared the link with what is waited for
+
+    def _following(self, flight: Flight) -> _Shared | None:
+        """The batch after a flight's, if its rows are here, so that late ones can be written over them."""
         with self._changed:
-            self._coming.remove(shared)
+            found = [s for s in self._coming if s.number == flight.number + 1 and s.lookup is not None]
+        return found[0] if found and self._embeddings.current(found[0].lookup) else None
+
+    def _settle(self, flight: Flight) -> None:
+        self._unsettled.put(flight)
+
+    def _run_settling(self) -> None:
+        """Waits for the rest of each update, beside the first part of the next."""
+        try:
+            while (flight := self._unsettled.get()) is not None:
+                shared: _Shared = flight.keys
+                for wait in shared.rest:
+                    wait()
+                for table, of_table in zip(self._tables, shared.everybody, strict=True):
+                    table.leave(of_table, flight.number)
+                with self._changed:
+                    self._coming.remove(shared)
+                super()._settle(flight)
+        except BaseException as error:
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
 
     def _first_applied(self, flight: Flight) -> None:
         with self._changed:
@@ -152,7 +199,8 @@ class _Shared:
 
     `own` are its keys as they are compared and `everybody` those of all workers; updates before `seen` were applied
     when it was fetched, and it has `moved` if its rows did afterwards. Positions among its keys: `late`, what the batch
-    before has, `early`, what batches before that had when it was fetched, `first`, what the next has.
+    before has, `early`, what batches before that had when it was fetched, `first`, what the next has. `rest` waits for
+    the part of its update that went behind.
     """
 
     def __init__(self, number: int, seen: int, own: list[Keys], everybody: list[Keys]) -> None:
@@ -160,7 +208,8 @@ class _Shared:
         self.late: list[Keys] = []
         self.early: list[Keys] = []
         self.first: list[Keys] | None = None
-        self.early_read = self.moved = False
+        self.rest: list[Wait] = []
+        self.early_read = self.late_read = self.moved = False
         self.lookup: Any = None  # once it is fetched
 
     def both(self) -> Sequence[Keys]:
@@ -170,6 +219,11 @@ class _Shared:
 def fetched_ahead(tier: Tier) -> bool:
     """Whether the order of fetches and updates makes no difference to which rows a tier has."""
     return all(table.admission is None and table.eviction is None for table in tier.tables.values())
+
+
+def _reads_late(tier: Tier) -> bool:
+    """Whether late rows come with the answer to an update. Ranks of a collective tier could not agree on when."""
+    return tier.remote and not tier.collective and fetched_ahead(tier)
 
 
 def _hashes(keys: Keys) -> Keys:

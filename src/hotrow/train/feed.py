@@ -41,6 +41,7 @@ class Feed:
                 f"{ranker.ranks.world.size}."
             )
         self.phases = Phases()
+        self.ended = False  # whether no more will come, where nobody knew how much there would be
         self._pipeline: Pipeline | None = None
 
     @property
@@ -54,8 +55,8 @@ class Feed:
         return self.epoch - 1 if self.epoch and not self.batch else self.epoch
 
     @property
-    def left(self) -> int:
-        """Steps up to the end of the last epoch."""
+    def left(self) -> float:
+        """Steps up to the end of the last epoch; infinite where nobody knows."""
         return max(0, (self.run.train.epochs - self.epoch) * self.batches - self.batch)
 
     @property
@@ -107,6 +108,15 @@ class Feed:
         if self._pipeline is not None:
             pipeline, self._pipeline = self._pipeline, None
             pipeline.close()
+
+    def ready(self) -> bool:
+        """Whether there is a batch now; where there may be one later, a moment has passed if there is none."""
+        return True
+
+    @property
+    def checkpoint_due(self) -> bool:
+        """Whether the feed wants a checkpoint, besides those that come after so many steps."""
+        return False
 
     def __next__(self) -> Fetched:
         if self._pipeline is None:

@@ -1,8 +1,9 @@
 """The run folder: settings as run, metrics as JSON lines, TensorBoard events, checkpoints.
 
     settings.toml     a run file again, with every default spelled out and paths made absolute
+    schema.json       that of the data set, so that who scores by the run needs nothing else
     metrics.jsonl     one object a line, each with "kind" and "step"; flushed line by line. train, evaluate, switch,
-                      plan: the same in every run of the same settings; checkpoint, machine, tier: of this one
+                      plan, follow: the same in every run of the same settings; checkpoint, machine, tier: of this one
     tensorboard/      the same numbers as events, where tensorboard is installed
     start.plan        the plan that the run made for itself when it started
     report.html       what `hotrow report` makes of all this, unless told to write it elsewhere
@@ -21,9 +22,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from hotrow.data.dataset import DataSet
+from hotrow.data.schema import Schema
 from hotrow.errors import CheckpointError, SettingsError
 from hotrow.run import Run
 from hotrow.settings import parse
+from hotrow.train.checkpoint import read_manifest
 
 # What may differ between a run and its resumption: none of it changes what a step computes.
 _FREE = {
@@ -41,7 +45,8 @@ _FREE = {
     "data.test",
 }
 
-_PLACES = "cluster"  # where rows live may change: a checkpoint goes on anywhere
+# Where rows live may change, for a checkpoint goes on anywhere; and a run may begin to follow a log, or end to.
+_PLACES = ("cluster", "data.follow")
 
 
 class RunFolder:
@@ -50,6 +55,7 @@ class RunFolder:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self.settings = self.path / "settings.toml"
+        self._schema = self.path / "schema.json"
         self.metrics = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.tensorboard = self.path / "tensorboard"
@@ -81,6 +87,14 @@ class RunFolder:
             raise CheckpointError(f"{self.path} is not a run folder: it has no settings.toml.")
         return parse(Run, tomllib.loads(self.settings.read_text()), str(self.settings))
 
+    def keep_schema(self, schema: Schema) -> None:
+        """Keeps the schema of the data set that is trained on."""
+        _replace(self._schema, schema.to_json())
+
+    def schema(self, run: Run) -> Schema:
+        """The schema of the data set that the run was trained on."""
+        return Schema.read(self._schema) if self._schema.is_file() else DataSet.open(run.data.path).schema
+
     def lines(self) -> Iterator[dict[str, Any]]:
         """The metrics so far; a last line that was cut short by a kill is left out."""
         if self.metrics.is_file():
@@ -95,11 +109,27 @@ class RunFolder:
 
     def _clear(self) -> None:
         """Removes an earlier run's files and nothing else that may be in the folder."""
-        for path in (self.settings, self.metrics, self.plan, self.report):
+        for path in (self.settings, self._schema, self.metrics, self.plan, self.report):
             path.unlink(missing_ok=True)
         for path in (self.checkpoints, self.tensorboard):
             if path.is_dir():
                 shutil.rmtree(path)
+
+
+def find_run(path: Path) -> tuple[RunFolder, Path | None]:
+    """The run folder at `path` or around it, and the checkpoint that `path` is if it is one."""
+    folder = RunFolder(path)
+    if folder.exists:
+        return folder, None
+    if not path.is_dir():
+        raise CheckpointError(f"There is no run folder or checkpoint {path}.")
+    read_manifest(path)
+    folder = RunFolder(path.resolve().parent.parent)
+    if not folder.exists:
+        raise CheckpointError(
+            f"{path} is not in a run folder: {folder.settings} is needed to know the model and the tables."
+        )
+    return folder, path
 
 
 class Quiet:

@@ -31,11 +31,13 @@ from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.dense import DenseStep
 from hotrow.train.evaluate import Ranker, evaluate, host
 from hotrow.train.feed import Feed
+from hotrow.train.follow import Following
 from hotrow.train.hot_cold import HotCold
 from hotrow.train.logs import Log, Quiet, RunFolder
 from hotrow.train.machine import Machine
 from hotrow.train.pipeline import Fetched, Inputs
 from hotrow.train.planned import Planned
+from hotrow.train.planned_ranks import PlannedRanks
 from hotrow.train.progress import Progress
 from hotrow.train.ranks import FLAGS, DenseSync, Ranks, together
 from hotrow.train.signals import Signals
@@ -106,6 +108,7 @@ class Trainer:
 
     def _begin_folder(self, resume: bool, overwrite: bool) -> None:
         self.folder.begin(self.run, resume=resume, overwrite=overwrite)
+        self.folder.keep_schema(self.ranker.data.schema)
         self.checkpoints.clean()
 
     def _start_afresh(self) -> None:
@@ -128,15 +131,30 @@ class Trainer:
         self._signals = Signals()
         self.ranker.train()
         self.machine.begin(self.state.step)
-        self.progress.start(self.steps, self.state.step, "Training step")
+        total = 0 if math.isinf(self.steps) else int(self.steps)
+        self.progress.start(total, self.state.step, "Training step")
         try:
             with self._signals, self.feed:
                 while not (stopped := self._over()):
+                    if not self.feed.ready():
+                        self._nothing_to_do()
+                        continue
                     self._step(next(self.feed))
                     self._between_steps()
         finally:
             self.progress.stop()
         return self._result(stopped)
+
+    def _nothing_to_do(self) -> None:
+        """While nothing arrives what was learned is written; at the end of it all the rest that is due is done."""
+        self.checkpoints.check()
+        if self.feed.ended:
+            if self.state.count:
+                self._log_training()
+            if self.run.data.test and self.state.step:
+                self._evaluate(self.run.data.test)
+        elif self.feed.checkpoint_due and not self.checkpoints.busy:
+            self._checkpoint()
 
     def close(self) -> None:
         """Ends what runs in the background; an unfinished checkpoint is finished."""
@@ -153,7 +171,7 @@ class Trainer:
             logits, inputs = self.ranker.score(fetched)
             loss = _loss(logits, inputs)
             self._share(loss, inputs, size, whole).backward()  # type: ignore[no-untyped-call]
-        self._wanted |= _due(state.step + 1, self.run.train.checkpoint_every)
+        self._wanted |= _due(state.step + 1, self.run.train.checkpoint_every) or self.feed.checkpoint_due
         self.checkpoints.check()
         if self.checkpoints.missed:
             self.progress.say(f"{self.checkpoints.missed} It is taken again.")
@@ -213,6 +231,8 @@ class Trainer:
             best = self._evaluate(self.run.data.test)
         for kind, values in self.feed.between_steps():
             self.log.write(kind, state.step, values)
+            if "said" in values:
+                self.progress.say(values["said"])
         if best or self._over() or self._flags["checkpoint"]:
             self._checkpoint()
             self._wanted = False
@@ -224,6 +244,8 @@ class Trainer:
             return "early"
         if self.state.step >= self.steps:
             return "end"
+        if self.feed.ended:
+            return "idle"
         if self.ranks.world.size == 1:
             return self._signals.caught
         return next((name for name in ("SIGINT", "SIGTERM") if self._flags[name]), "")
@@ -362,8 +384,12 @@ def in_words(metrics: dict[str, float]) -> str:
 
 def _feed(ranker: Ranker) -> Feed:
     plan = ranker.run.plan
+    if ranker.run.data.follow is not None:
+        return Following(ranker)
     if plan is None:
         return Feed(ranker)
+    if ranker.ranks.world.size > 1:
+        return PlannedRanks(ranker, plan)
     return HotCold(ranker, plan) if plan.mode == "hot_cold" else Planned(ranker, plan)
 
 

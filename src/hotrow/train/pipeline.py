@@ -210,7 +210,8 @@ class Flight:
 class Behind(Pipeline):
     """Batches fetched by one thread, updated by another, in order; a policy says how far from the model.
 
-    Counts are numbers of steps: `begun` fetches, batches `taken` by the consumer, updates `given` by it and `applied`.
+    Counts are numbers of steps: `begun` fetches, batches `taken` by the consumer, updates `given` by it, `sent` and
+    `applied`.
     They change under one condition. A policy overrides what differs: `_may_fetch`, `_may_take`, `_fetch`, `_complete`,
     `_apply`, `_after`.
     """
@@ -226,7 +227,7 @@ class Behind(Pipeline):
         phases: Phases | None = None,
     ) -> None:
         self._changed = threading.Condition()
-        self._begun = self._taken = self._given = self._applied = embeddings.steps
+        self._begun = self._taken = self._given = self._sent = self._applied = embeddings.steps
         self._flights: deque[Flight] = deque()  # taken, and not applied yet
         self._error: BaseException | None = None
         self._exhausted = self._draining = False
@@ -346,21 +347,28 @@ class Behind(Pipeline):
             while (flight := self._next_update()) is not None:
                 with self._phases("update_behind"):
                     self._apply(flight)
-                with self._changed:
-                    self._applied = flight.number + 1
-                    self._flights.popleft()
-                    self._changed.notify_all()
-                self._after(flight)
+                self._settle(flight)
         except BaseException as error:
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
 
-    def _next_update(self) -> Flight | None:
-        """The oldest batch as soon as its gradients are there; None at the end."""
+    def _settle(self, flight: Flight) -> None:
+        """Says that a batch's update is applied."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or bool(self._flights and self._flights[0].update))
-            return None if self._closed else self._flights[0]
+            self._applied = flight.number + 1
+            self._flights.popleft()
+            self._changed.notify_all()
+        self._after(flight)
+
+    def _next_update(self) -> Flight | None:
+        """The oldest batch whose update was not sent, as soon as its gradients are there; None at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._error is not None or self._given > self._sent)
+            if self._closed or self._error is not None:
+                return None
+            self._sent += 1
+            return next(flight for flight in self._flights if flight.number == self._sent - 1)
 
     def _drain(self) -> None:
         """Returns when every update that was given is applied, or one of them has failed."""

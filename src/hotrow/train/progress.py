@@ -53,12 +53,10 @@ class Lines(Progress):
 
     def _line(self, seconds: float, loss: float | None) -> str:
         speed = self._samples / max(seconds, 1e-9)
-        left = seconds / max(self._done - self._first, 1) * (self._total - self._done)
-        parts = [
-            f"{self._what} {self._done:,} of {self._total:,}",
-            f"{speed:,.0f} samples/s",
-            f"{duration(left)} left",
-        ]
+        parts = [f"{self._what} {self._done:,}", f"{speed:,.0f} samples/s"]
+        if self._total:
+            left = seconds / max(self._done - self._first, 1) * (self._total - self._done)
+            parts = [f"{parts[0]} of {self._total:,}", parts[1], f"{duration(left)} left"]
         if loss is not None:
             parts.insert(1, f"loss {loss:.4f}")
         return ", ".join(parts)
@@ -92,7 +90,7 @@ class Bar(Progress):
             transient=True,
         )
         self._bar.start()
-        self._task = self._bar.add_task(what, total=total, completed=done, speed="", loss="")
+        self._task = self._bar.add_task(what, total=total or None, completed=done, speed="", loss="")
         self._samples, self._began = 0, time.monotonic()
 
     def step(self, done: int, samples: int, loss: float | None) -> None:

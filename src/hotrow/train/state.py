@@ -21,7 +21,7 @@ from hotrow.train.ranks import Ranks
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to. `stopped` says why it ended: "end", "early" or the name of a signal.
+    """What a run came to. `stopped` says why it ended: "end", "early", "idle" or the name of a signal.
 
     `plan` is what came of a plan: what the device held, what was predicted, and whether that was within its interval.
     """

@@ -32,6 +32,7 @@ __all__ = [
     "SourceSettings",
     "TextTable",
     "find_source",
+    "kind_of",
 ]
 
 Format = Literal["auto", "criteo", "avazu", "events", "table"]
@@ -72,7 +73,7 @@ def find_source(
 ) -> SourceSettings:
     """The log at `path`, a file or a folder. `threshold` and `history` are for event logs."""
     path = Path(path)
-    kind = _kind(path, schema) if format == "auto" else format
+    kind = kind_of(path, schema) if format == "auto" else format
     if schema is not None and kind != "table":
         raise SettingsError(f"A log in the format {kind} has its own schema; give a schema only with format = table.")
     if kind != "table":
@@ -86,7 +87,7 @@ def find_source(
     )
 
 
-def _kind(path: Path, schema: Schema | None) -> Literal["criteo", "avazu", "events", "table"]:
+def kind_of(path: Path, schema: Schema | None) -> Literal["criteo", "avazu", "events", "table"]:
     """Told by the schema at hand, or the first line."""
     if schema is not None or (path.is_dir() and any((path / name).is_file() for name in SCHEMAS)):
         return "table"

@@ -1,0 +1,215 @@
+"""`hotrow bench hybrid`: two trainers and two shards under `Sync`, `Exact` and `Hybrid`, over a slow link.
+
+Every process is on a host of its own (`hosts.py`), whose link has `LINK` bits a second each way and a queue as short as
+a switch's. Four hosts share this machine's cores, so the link is slow in proportion: a step's rows take about as long
+on it as the model takes. DLRM, dim 64, 1,024 samples a trainer, keys drawn from 26 tables with Criteo's published
+cardinalities by Zipf's law (as in `bench hot`). Policies take turns in the same processes; a figure is a ratio of
+medians over rounds.
+
+    hybrid.vs_sync, exact_vs_sync   samples a second
+    hybrid.flat                     the same model on key spaces of 6.25 to 100 trillion parameters. The key space is
+                                    nominal: keys are drawn from all of it, but each shard keeps a bounded number of
+                                    rows and evicts others. Memory is that of the shards' processes
+    hybrid.auc_gap                  `hybrid_auc.py`
+    hybrid.recovery_s, lost, twice  `hybrid_failures.py`
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hotrow.bench import hybrid_auc, hybrid_failures
+from hotrow.bench.hosts import Hosts, unavailable
+from hotrow.bench.hot import CARDINALITIES, Draws, keys_of
+from hotrow.bench.hybrid_worker import Turn, Work
+from hotrow.bench.report import Report, add, missing, new_report
+from hotrow.service.curve import make_keys
+from hotrow.service.local import ShardProcess
+
+TRAINERS, SHARDS, DIM, BATCH, DEEP = 2, 2, 64, 1024, [256, 128]
+LINK, QUEUE = 2e8, 512 << 10
+POLICIES = ("sync", "hybrid", "exact")
+NOMINAL = {"6.25T": 6.25e12, "25T": 25e12, "100T": 100e12}
+FLAT_TABLES, CAPACITY = 8, 20_000
+_PATIENCE_S = 120.0
+
+
+def run(quick: bool = False) -> Report:
+    """Takes every figure that this machine can."""
+    report = new_report(
+        "hybrid",
+        {
+            "trainers": TRAINERS,
+            "shards": SHARDS,
+            "model": "DLRM",
+            "dim": DIM,
+            "batch": BATCH,
+            "link_bits_a_second": LINK,
+            "rows": sum(CARDINALITIES),
+            "quick": quick,
+        },
+    )
+    if reason := unavailable():
+        for id in ("hybrid.vs_sync", "hybrid.exact_vs_sync", "hybrid.flat"):
+            missing(report, id, f"it needs hosts of its own: {reason}")
+    else:
+        with tempfile.TemporaryDirectory(prefix="hotrow-hybrid-") as folder:
+            _speed(report, Path(folder), quick)
+            _flat(report, Path(folder), quick)
+    hybrid_failures.measure(report, quick)
+    if quick:
+        missing(report, "hybrid.auc_gap", "it takes many runs: `hotrow bench hybrid` without --quick has it")
+    else:
+        hybrid_auc.measure(report, quick, seeds=3)
+    missing(report, "hybrid.vs_persia", _why_no_persia())
+    return report
+
+
+def _speed(report: Report, folder: Path, quick: bool) -> None:
+    warm, steps, rounds = (3, 12, 1) if quick else (5, 40, 5)
+    keys = _criteo_keys(folder, 2 * (warm + steps))
+    with _cluster(folder) as (hosts, shards, key):
+        addresses = [shard.address for shard in shards]
+        # The first turn makes the rows, and does not count.
+        order = ("hybrid", *(policy for _ in range(rounds) for policy in POLICIES))
+        turns = [Turn(policy, addresses, keys, DIM, DEEP, warm, steps) for policy in order]
+        said = [took for _, took in _take_turns(hosts, key, turns)][1:]
+    found = {
+        policy: [took for name, took in zip(order[1:], said, strict=True) if name == policy] for policy in POLICIES
+    }
+    rates = {p: statistics.median(took["samples_a_second"] for took in of_p) for p, of_p in found.items()}
+    for policy, id, must, aim in (("hybrid", "vs_sync", 2.6, 3.5), ("exact", "exact_vs_sync", 2.0, 3.0)):
+        sides = {"ours": _shown(rates, found, policy), "baseline": _shown(rates, found, "sync")}
+        add(report, f"hybrid.{id}", rates[policy] / rates["sync"], "x", must=must, aim=aim, **sides)
+
+
+def _shown(rates: Mapping[str, float], found: Mapping[str, list[dict[str, Any]]], policy: str) -> dict[str, Any]:
+    last = found[policy][-1]
+    return {
+        "samples_a_second": round(rates[policy]),
+        "all": [round(took["samples_a_second"]) for took in found[policy]],
+        "bytes_in_a_step": round(last["bytes_in"]),
+        "bytes_out_a_step": round(last["bytes_out"]),
+        "phases_ms_a_step": last["phases_ms"],
+    }
+
+
+def _flat(report: Report, folder: Path, quick: bool) -> None:
+    warm, steps, rounds = (30, 15, 1) if quick else (60, 60, 3)
+    names = ("6.25T", "100T") if quick else tuple(NOMINAL)
+    found: dict[str, list[tuple[float, int]]] = {name: [] for name in names}
+    for number in range(rounds):
+        for name in names:
+            keys = _wide_keys(folder, int(NOMINAL[name] / DIM), warm + steps, number)
+            with _cluster(folder) as (hosts, shards, key):
+                turn = Turn(
+                    "hybrid", [s.address for s in shards], keys, DIM, DEEP, warm, steps, CAPACITY // FLAT_TABLES
+                )
+                for _, took in _take_turns(hosts, key, [turn]):
+                    held = sum(_resident(shard.process.pid) for shard in shards)
+                    found[name].append((took["samples_a_second"], held))
+    rates = {name: statistics.median(rate for rate, _ in of_name) for name, of_name in found.items()}
+    memory = {name: statistics.median(held for _, held in of_name) for name, of_name in found.items()}
+    said = {
+        "samples_a_second": {name: round(rate) for name, rate in rates.items()},
+        "shards_memory_mib": {name: round(held / 2**20, 1) for name, held in memory.items()},
+        "resident_rows": CAPACITY * SHARDS,
+    }
+    spread = max(rates.values()) / min(rates.values()) - 1
+    note = "the key space is nominal: rows are kept up to a capacity, others evicted"
+    add(report, "hybrid.flat", spread, "of samples/s", must=0.10, aim=0.05, better="lower", ours=said, note=note)
+    growth = max(memory.values()) / min(memory.values()) - 1
+    add(report, "hybrid.flat_memory", growth, "of memory", better="lower", ours=said, note=note)
+
+
+@contextmanager
+def _cluster(folder: Path) -> Iterator[tuple[Hosts, list[ShardProcess], Path]]:
+    """Hosts with a shard on each of the first ones, and the key that trainers need."""
+    shutil.rmtree(folder / "keys", ignore_errors=True)
+    of_shard, of_trainer = make_keys(folder / "keys")
+    shards: list[ShardProcess] = []
+    with Hosts(SHARDS + TRAINERS, link=LINK, queue=QUEUE) as hosts:
+        try:
+            for number in range(SHARDS):
+                bind = f"tcp://{hosts.address(number)}:7700"
+                shards.append(ShardProcess(bind, prefix=hosts.prefix(number), key=of_shard))
+            yield hosts, shards, of_trainer
+        finally:
+            for shard in shards:
+                shard.stop()
+
+
+def _take_turns(hosts: Hosts, key: Path, turns: Sequence[Turn]) -> Iterator[tuple[Turn, dict[str, Any]]]:
+    """Has the trainers take every turn; each with what the first of them measured."""
+    meeting = {"MASTER_ADDR": hosts.address(SHARDS), "MASTER_PORT": "29555", "WORLD_SIZE": str(TRAINERS)}
+    shared = {**meeting, "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    command = Work(str(key), list(turns)).command()
+    trainers = [
+        hosts.start(
+            SHARDS + r, command, {**shared, "RANK": str(r), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, **pipes
+        )
+        for r in range(TRAINERS)
+    ]
+    for turn in turns:
+        for trainer in trainers:
+            _hear(trainer)
+        for trainer in trainers:
+            assert trainer.stdin is not None
+            trainer.stdin.write(b"go\n")
+            trainer.stdin.flush()
+        yield turn, [json.loads(_hear(trainer)) for trainer in trainers][0]
+    for trainer in trainers:
+        trainer.wait(_PATIENCE_S)
+
+
+def _hear(trainer: subprocess.Popen[bytes]) -> bytes:
+    assert trainer.stdout is not None
+    line = trainer.stdout.readline()
+    if not line:
+        raise RuntimeError(f"a trainer of the benchmark ended with code {trainer.wait()}")
+    return line
+
+
+def _criteo_keys(folder: Path, steps: int) -> list[str]:
+    """A file a trainer, keys [steps, batch, tables]."""
+    files = []
+    for rank in range(TRAINERS):
+        numbers = Draws(seed=200 + rank).numbers(BATCH * steps)
+        files.append(str(folder / f"keys-{rank}.npy"))
+        np.save(files[-1], np.stack([keys_of(n) for n in numbers], axis=1).reshape(steps, BATCH, len(numbers)))
+    return files
+
+
+def _wide_keys(folder: Path, rows: int, steps: int, seed: int) -> list[str]:
+    """Keys out of so many rows in all, by Zipf's law with exponent 1: the number of a row is log-uniform."""
+    files, of_table = [], rows // FLAT_TABLES
+    for rank in range(TRAINERS):
+        draw = np.random.default_rng((seed, rank))
+        numbers = np.exp(draw.random((steps, BATCH, FLAT_TABLES)) * np.log(of_table)).astype(np.int64)
+        files.append(str(folder / f"wide-{rank}.npy"))
+        np.save(files[-1], keys_of(numbers))
+    return files
+
+
+def _resident(pid: int) -> int:
+    """Bytes of memory that a process has."""
+    (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS:"))
+    return int(line.split()[1]) * 1024
+
+
+def _why_no_persia() -> str:
+    needs = "Persia's package (persia 0.1.dev251 with torch 1.12.1 and nats-server) needs Python 3.9"
+    if shutil.which("python3.9") is None:
+        return f"{needs}, and there is no python3.9 on this machine"
+    return f"{needs}, which is here, but this benchmark does not start it yet"

@@ -1,0 +1,165 @@
+"""Scores of a data set or of a log, as a Parquet file: a row for each sample, in order.
+
+A data set is read as evaluation reads it. A log is checked and turned into keys as `prepare` does, by the same code, but
+nothing is kept of it; what a log to be scored may lack (label, weight, user, session, time) is not asked for. Memory is
+one batch and one piece of the log.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hotrow.data import DataSet, Reader
+from hotrow.data.batch import Batch
+from hotrow.data.convert import BadPolicy, BadRows, convert
+from hotrow.data.dataset import MANIFEST
+from hotrow.data.folder_log import own_schema, source_of
+from hotrow.data.fresh import batch_of, completed
+from hotrow.data.growing import check_same
+from hotrow.data.schema import Schema
+from hotrow.data.sources import Format, ParquetTable, Source, TextTable
+from hotrow.data.sources.tabular import table_files
+from hotrow.data.sources.text import first_line, unpack
+from hotrow.errors import DataError
+from hotrow.files import flush
+from hotrow.predictor import Predictor
+from hotrow.train.progress import Progress
+
+
+class Log:
+    """The samples of a log to be scored, batch by batch, and what was set aside."""
+
+    def __init__(
+        self, path: Path, predictor: Predictor, schema: Path | None = None, form: Format = "auto", bad: BadPolicy = "refuse"
+    ) -> None:
+        self.bad = BadRows(bad)
+        self._files = table_files(path)
+        self._schema, self._data, self._form = predictor.schema, predictor.run.data, form
+        given = schema or (own_schema(path) if path.is_dir() else None)
+        self._log = None if given is None else Schema.read(given)
+        self.labelled = True
+
+    def __iter__(self) -> Iterator[Batch]:
+        first = 0
+        for file in self._files:
+            for rows in self._rows(file):
+                for at in range(0, len(rows), self._data.batch_size):
+                    samples = pa.Table.from_batches([rows.slice(at, self._data.batch_size)])
+                    yield batch_of(samples, self._schema, self._data.steps, self._data.seed, first)
+                    first += len(samples)
+
+    def _rows(self, file: Path) -> Iterator[pa.RecordBatch]:
+        source = source_of(file, self._form, self._log, self._schema)
+        log = source.schema
+        check_same(log, self._schema, str(file))
+        source = self._without_absent(file, source)
+        self.labelled &= source.schema.label == log.label
+        if not source.usable(self.bad):
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            pieces = {str(f): unpack(f, Path(folder), "piece", lambda read: None) for f in source.packed}
+            for part in source.slices(pieces):
+                for chunk in source.chunks(part, self.bad):
+                    yield convert(completed(chunk, log), log, self._schema, self.bad)
+
+    def _without_absent(self, file: Path, source: Source) -> Source:
+        """The same file, read without the columns that samples to be scored may lack and that it lacks."""
+        if not isinstance(source, ParquetTable | TextTable):  # whose lines have all columns
+            return source
+        names, log = _column_names(file), source.schema
+        absent = {
+            role: None
+            for role in ("weight", "user", "session", "time")
+            if (column := getattr(log, role)) is not None and column not in names
+        }
+        changed: dict[str, Any] = {**absent, "groups": ()}
+        if log.label not in names:  # which column it is does not matter to who only reads them
+            changed["label"] = (*(f.column for f in log.features), *log.dense)[0]
+        return source_of(file, self._form, log.model_copy(update=changed), self._schema)
+
+
+def write_scores(
+    predictor: Predictor,
+    data: Path,
+    out: Path,
+    *,
+    split: str | None = None,
+    schema: Path | None = None,
+    form: Format = "auto",
+    bad: BadPolicy = "refuse",
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Scores a data set's split, or a log, into the Parquet file `out`; what came of it, as plain data."""
+    if out.exists() and not overwrite:
+        raise DataError(f"{out} is already there. Name another file, or replace it with --overwrite.")
+    found: dict[str, Any] = {"checkpoint": str(predictor.checkpoint), "data": str(data), "out": str(out)}
+    batches: Log | Reader
+    if (data / MANIFEST).is_file():
+        dataset = DataSet.open(data)
+        check_same(dataset.schema, predictor.schema, str(data))
+        settings = predictor.run.data
+        found["split"] = split or settings.test or settings.train
+        batches = Reader(dataset, found["split"], settings.batch_size, shuffle=False, steps=settings.steps)
+    else:
+        batches = Log(data, predictor, schema, form, bad)
+    found |= _write(predictor, batches, out, progress or Progress())
+    if isinstance(batches, Log):
+        found["set_aside"] = batches.bad.skipped
+    return found
+
+
+def _write(predictor: Predictor, batches: Log | Reader, out: Path, progress: Progress) -> dict[str, Any]:
+    """Beside first, then in place."""
+    beside = out.with_name(f".{out.name}.{uuid.uuid4().hex[:12]}.partial")
+    samples, total = 0, 0.0
+    writer: pq.ParquetWriter | None = None
+    progress.start(0, 0, "Scoring batch")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        for done, batch in enumerate(batches, start=1):
+            scores = predictor.score(batch)
+            table = _table(batch, scores.numpy(), not isinstance(batches, Log) or batches.labelled)
+            writer = writer or pq.ParquetWriter(beside, table.schema, compression="zstd")
+            writer.write_table(table)
+            samples, total = samples + len(batch), total + float(scores.double().sum())
+            progress.step(done, len(batch), None)
+        if writer is None:
+            raise DataError("There is no sample to score.")
+        writer.close()
+        flush(beside)
+        beside.replace(out)
+    except OSError as error:
+        raise DataError(f"The scores {out} could not be written: {error.strerror or error}.") from error
+    finally:
+        progress.stop()
+        if writer is not None and writer.is_open:
+            writer.close()
+        beside.unlink(missing_ok=True)
+    return {"samples": samples, "mean_score": total / samples}
+
+
+def _table(batch: Batch, scores: Any, labelled: bool) -> pa.Table:
+    columns: dict[str, Any] = {"score": scores}
+    if labelled and batch.labels is not None:
+        columns["label"] = batch.labels.numpy()
+    if batch.users is not None:
+        columns["user"] = batch.users.numpy()
+    return pa.table(columns)
+
+
+def _column_names(file: Path) -> list[str]:
+    if file.suffix == ".parquet":
+        try:
+            return list(pq.read_schema(file).names)
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"{file} is not a whole Parquet file: {error}.") from None
+    line = first_line(file).removeprefix("\ufeff")
+    return [name.strip().strip('"') for name in line.split("\t" if "\t" in line else ",")]

@@ -1,0 +1,130 @@
+"""`Following`: a feed of what arrives in a log that grows, batch after batch, for as long as something comes.
+
+What has arrived is read, grouped and fetched ahead as any other data, under the run's policy; when nothing is left the
+pipeline ends, with every update applied, and the log is looked at again and again. Its place is in every checkpoint:
+a run that is killed and resumed trains on each sample once. What was learned is written after
+`data.follow.checkpoint_every` seconds, for a `Predictor` in another process to pick up; with `train.incremental` that is
+the rows that changed. One process trains: the order in which files arrive is no agreement between several.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor
+
+from hotrow.data.batch import Batch
+from hotrow.data.folder_log import FolderLog
+from hotrow.data.fresh import batch_of
+from hotrow.data.growing import Arrived, Follow, GrowingLog
+from hotrow.data.kafka import KafkaLog
+from hotrow.data.schema import Schema
+from hotrow.errors import SettingsError
+from hotrow.train.evaluate import Ranker
+from hotrow.train.feed import Feed, Line
+from hotrow.train.pipeline import Fetched
+
+
+def open_log(settings: Follow, schema: Schema, batch_size: int) -> GrowingLog:
+    """The log that a run follows."""
+    kind = FolderLog if settings.topic is None else KafkaLog
+    return kind(settings, schema, batch_size)
+
+
+class Following(Feed):
+    """Batches of a growing log. `ready` says whether there is one; where there is none it has waited a moment."""
+
+    def __init__(self, ranker: Ranker, log: GrowingLog | None = None) -> None:
+        super().__init__(ranker)
+        assert self.run.data.follow is not None
+        self.settings = self.run.data.follow
+        if ranker.ranks.world.size > 1:
+            raise SettingsError("data.follow: one process can follow a log, not several ranks. Take the setting away.")
+        self.log = log or open_log(self.settings, ranker.data.schema, self.run.data.batch_size)
+        self.samples = 0  # of the log, up to here
+        self._read: deque[Arrived] = deque()  # and not trained on yet
+        self._next: Fetched | None = None
+        self._lines: list[Line] = []
+        self._heard = self._cut_at = time.monotonic()
+        self._cut_step = 0
+
+    @property
+    def left(self) -> float:
+        """Nobody knows."""
+        return float("inf")
+
+    def ready(self) -> bool:
+        """Whether a batch is there; if not, time has passed or, after the idle time, `ended` is true."""
+        self._next = self._next or self._taken()
+        if self._next is not None:
+            self._heard = time.monotonic()
+            return True
+        idle, waited = self.settings.idle, time.monotonic() - self._heard
+        self.ended = idle is not None and waited >= idle
+        if not self.ended:
+            time.sleep(self.settings.look_every if idle is None else min(self.settings.look_every, idle - waited))
+        return False
+
+    def __next__(self) -> Fetched:
+        assert self._next is not None
+        fetched, self._next = self._next, None
+        return fetched
+
+    def update(self, batch: Batch) -> None:
+        assert self._pipeline is not None
+        self._pipeline.update()
+        self.step += 1
+        self.samples += len(batch)
+        self._lines += [("follow", line) for line in self.log.trained(self._read.popleft())]
+
+    def between_steps(self) -> list[Line]:
+        lines, self._lines = self._lines, []
+        said, self.log.notes = self.log.notes, []
+        return [*lines, *(("follow", {"said": sentence}) for sentence in said)]
+
+    @property
+    def checkpoint_due(self) -> bool:
+        """Whether what was learned since the last checkpoint has waited long enough."""
+        return self.step > self._cut_step and time.monotonic() - self._cut_at >= self.settings.checkpoint_every
+
+    def state(self) -> dict[str, Any]:
+        self._cut_at, self._cut_step = time.monotonic(), self.step
+        return {**super().state(), "follow": {**self.log.state(), "total": self.samples}}
+
+    def restore(self, step: int, state: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> None:
+        super().restore(step, state, arrays)
+        place = state.get("follow", {})
+        self._cut_step, self.samples = step, place.get("total", 0)
+        self.log.restore(place)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            super().__exit__(kind, error, trace)
+        finally:
+            self.log.close()
+
+    def _taken(self) -> Fetched | None:
+        """The next batch, from a new pipeline where something has arrived; None if nothing has."""
+        while True:
+            if self._pipeline is None:
+                if not self.log.arrived():
+                    return None
+                self._read.clear()
+                self._pipeline = self.ranker.pipeline(self._order(), self.run.policy, self.phases)
+            try:
+                return next(self._pipeline)
+            except StopIteration:
+                self.close()
+
+    def _order(self) -> Iterator[Batch]:
+        data, first = self.run.data, self.samples
+        for arrived in self.log.read():
+            self._read.append(arrived)
+            yield batch_of(arrived.samples, self.ranker.data.schema, data.steps, data.seed, first)
+            first += len(arrived.samples)

@@ -1,0 +1,110 @@
+"""Several ranks with a plan: it changes where rows are and how they travel, never what is learned."""
+
+import json
+
+import numpy as np
+import pytest
+
+from hotrow.errors import SettingsError
+from hotrow.plan import Plan, Share
+from hotrow.train.checkpoint import Checkpoint, Checkpoints
+from hotrow.train.logs import RunFolder
+from hotrow.train.loop import train
+from ranks import Ranks
+
+LINK = {"bandwidth": 1e8, "latency": 0.0}
+FACTS = {
+    "topology": {"nodes": 2, "ranks": 2, "memory": 1 << 30, "between": LINK, "within": {"bandwidth": 1e12}},
+    "memory": {"extra": 2000},
+    "dedup": "rank",
+    "wire": "float32",
+}
+SMALL = {"model": {"name": "wide_deep", "deep": [8], "dropout": 0.0}, "train__epochs": 2, "data__batch_size": 16}
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with Ranks(4) as ranks:
+        yield ranks
+
+
+@pytest.fixture
+def trained(pool):
+    """Trains a run on two nodes of two ranks; what it came to."""
+
+    def go(run, resume=False):
+        return pool.run(4, "train_work:train_run", run.to_toml(), resume, node_size=2, timeout=120)[0]
+
+    return go
+
+
+def saved(path, facts=FACTS, **shares):
+    plan = Plan({"user": (Share("world"),), "item": (Share("world"),)} | shares, facts=facts)
+    plan.save(path)
+    return str(path)
+
+
+def plans(run):
+    return [line for line in RunFolder(run.output.folder).lines() if line["kind"] == "plan"]
+
+
+def test_a_plan_made_anew_from_live_counts_loses_no_update(make_run, moving, tmp_path, trained, same_weights):
+    settings = {**SMALL, "data__path": str(moving), "data__shuffle": False}
+    plain = make_run(**settings, output__folder=str(tmp_path / "plain"))
+    planned = make_run(
+        **settings,
+        output__folder=str(tmp_path / "planned"),
+        plan={"path": saved(tmp_path / "p"), "replan_every": 7},
+    )
+    expected, result = trained(plain), trained(planned)
+    assert result == expected
+    same_weights(plain, planned)
+    made = plans(planned)
+    assert len(made) == result["steps"] // 7
+    assert sum(line["rows"]["node"] + line["rows"]["replicated"] > 0 for line in made) > 3, "rows are copied"
+    assert sum(line["moved"] > 0 for line in made) > 3, "and move, for the log does"
+
+
+def test_a_resumed_run_goes_on_with_the_plan_in_force(make_run, tmp_path, trained, same_weights):
+    plan = {"path": saved(tmp_path / "p"), "replan_every": 5}
+    whole = make_run(**SMALL, output__folder=str(tmp_path / "whole"), plan=plan)
+    trained(whole)
+    first = make_run(**SMALL, output__folder=str(tmp_path / "run"), plan=plan, train__steps=17)
+    assert trained(first)["stopped"] == "steps"
+    arrays = Checkpoint(Checkpoints(first.output.folder / "checkpoints").latest()).arrays()
+    assert any(name.startswith("feed/plan/") and len(keys) for name, keys in arrays.items())
+    again = make_run(**SMALL, output__folder=str(tmp_path / "run"), plan=plan)
+    assert trained(again, resume=True)["stopped"] == "end"
+    same_weights(whole, again)
+
+
+def test_a_run_travels_as_its_plan_says(make_run, tmp_path, trained):
+    run = make_run(**{**SMALL, "train__epochs": 1}, plan={"path": saved(tmp_path / "p", {**FACTS, "wire": "bfloat16"})})
+    plain = make_run(**{**SMALL, "train__epochs": 1}, output__folder=str(tmp_path / "plain"))
+    a, b = trained(run), trained(plain)
+    assert a["steps"] == b["steps"] and a["metrics"] != b["metrics"], "rows were rounded on the way"
+    assert a["metrics"]["auc"] == pytest.approx(b["metrics"]["auc"], abs=0.05)
+    kept = Plan.load(RunFolder(run.output.folder).plan)
+    assert kept.facts["wire"] == "bfloat16" and kept.facts["dedup"] == "rank"
+
+
+@pytest.mark.parametrize(
+    ("facts", "plan", "said"),
+    [
+        ({}, {"replan_every": 5}, "does not say its topology and memory and dedup and wire"),
+        ({**FACTS, "topology": {**FACTS["topology"], "nodes": 3}}, {"replan_every": 5}, "made for 3 nodes of 2 ranks"),
+        (FACTS, {"mode": "hot_cold"}, "is for one process with a device"),
+        ({**FACTS, "dedup": "nodes"}, {}, 'no dedup "nodes". Did you mean "node"'),
+        ({**FACTS, "wire": "float"}, {}, 'no wire format "float"'),
+    ],
+)
+def test_a_plan_that_cannot_be_followed_is_refused(make_run, tmp_path, pool, facts, plan, said):
+    run = make_run(**SMALL, plan={"path": saved(tmp_path / "p", facts), **plan})
+    for kind, sentence, _ in pool.answers(4, "train_work:train_run", run.to_toml(), node_size=2):
+        assert kind == "SettingsError" and said in sentence
+
+
+def test_a_plan_for_ranks_is_refused_by_one_process(make_run, tmp_path):
+    named = saved(tmp_path / "p", item=(Share("replicated", np.array([7**20])), Share("world")))
+    with pytest.raises(SettingsError, match=json.dumps("world").strip('"')):
+        train(make_run(**SMALL, plan={"path": named}))
