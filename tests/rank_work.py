@@ -72,6 +72,8 @@ class Seen:
     rows: dict[str, Tensor]
     given: dict[str, dict[int, tuple[Any, ...]]]
     held: dict[str, dict[int, tuple[Any, ...]]]
+    ways: list[tuple[str, str]] = field(default_factory=list)
+    """How rows of the world travelled in each step: deduplication and format."""
 
 
 def train(world: World, job: Job, batches: list[Batch]) -> Seen:
@@ -87,6 +89,25 @@ def train(world: World, job: Job, batches: list[Batch]) -> Seen:
             loss_of(embedded).backward()
             ours.step()
         return _seen(ours, job, seen)
+    finally:
+        close(ours)
+
+
+def train_planned(world: World, job: Job, batches: list[Batch]) -> Seen:
+    """As `train`, with the tiers that the plans ask for and no others."""
+    ours = Embeddings(job.tables, job.features, seed=SEED, plan=job.plans[0], world=world)
+    ways = []
+    try:
+        for step, batch in enumerate(batches):
+            if step and step < len(job.plans):
+                ours.replan(job.plans[step])
+            tier = ours.router.tiers["world"]
+            assert isinstance(tier, ShardedTier)
+            ways.append((tier.dedup, tier.wire))
+            loss_of(ours(batch)).backward()
+            ours.step()
+        seen = _seen(ours, job, [])
+        return Seen(seen.results, seen.rows, seen.given, seen.held, ways)
     finally:
         close(ours)
 

@@ -253,24 +253,28 @@ def test_every_answer_is_of_one_checkpoint_while_it_refreshes(growing):
         assert all(any(torch.equal(answer, one) for one in right.values()) for answer in given)
 
 
-def test_following_picks_up_a_new_checkpoint_and_a_fresh_start(growing):
+def test_following_picks_up_a_checkpoint_as_soon_as_it_can_be_taken(growing):
     run, arrive, count = growing
     with Predictor(run.output.folder) as predictor:
-        taken = threading.Event()
+        tried, taken = [threading.Event() for _ in range(2)], threading.Event()
         take = predictor._take
 
         def told(folder):
-            new = take(folder)
+            try:
+                new = take(folder)
+            except CheckpointError:
+                next((event for event in tried if not event.is_set()), tried[-1]).set()
+                raise
             if new:
                 taken.set()
             return new
 
         predictor._take = told
         predictor.follow(0.01)
-        arrive(count - 1)
-        assert not taken.wait(0.2)  # what it stands on is not there: no checkpoint that can be taken
-        assert "step-00000001" in str(predictor.checkpoint)
+        arrive(count - 1)  # what it stands on is not there yet
+        assert all(event.wait(60) for event in tried)
         assert "step-" in predictor.trouble
+        assert predictor.step == 1
         for number in range(1, count - 1):
             arrive(number)
         assert taken.wait(60)
@@ -290,6 +294,16 @@ def test_a_full_checkpoint_is_loaded_beside(data, tmp_path):
         logits = torch.cat([predictor.logits(batch) for batch in test_batches(run)])
         assert predictor.step == 6
     assert torch.equal(logits, logits_as_evaluated(run))
+
+
+def test_a_folder_that_holds_another_run_by_now_is_not_mixed_with_the_one_opened(data, tmp_path):
+    train(run_of(data, tmp_path / "run", train__steps=2))
+    with Predictor(tmp_path / "run") as predictor:
+        steps = [{"name": "hash", "columns": ["item", "history"], "buckets": 7}]
+        train(run_of(data, tmp_path / "run", train__steps=3, data__steps=steps), overwrite=True)
+        with pytest.raises(CheckpointError, match="holds another run than when it was opened"):
+            predictor.refresh()
+        assert predictor.step == 2
 
 
 @pytest.mark.parametrize("model", EXPORTED)
@@ -325,7 +339,9 @@ def test_what_cannot_be_scored_is_refused_with_a_sentence(trained, tmp_path):
         feature, dense = schema.features[0].column, schema.dense[0]
         with pytest.raises(DataError, match=f'Sample 1: there is no column "{feature}"'):
             predictor.score({name: column for name, column in good.items() if name != feature})
-        with pytest.raises(DataError, match=f'Sample 2: column "{dense}" holds \'x\'; a dense value is a finite number'):
+        with pytest.raises(
+            DataError, match=f"Sample 2: column \"{dense}\" holds 'x'; a dense value is a finite number"
+        ):
             predictor.score({**good, dense: ["1", "x", "2"]})
         with pytest.raises(DataError, match="differ in length"):
             predictor.score({**good, dense: [1.0]})

@@ -1,15 +1,15 @@
 """`Predictor`: scores from a run folder, beside a training process that goes on writing to it.
 
     predictor = hotrow.Predictor("runs/first")
-    predictor.score({"user": [7, 7], "item": ["a", "b"], "history": [[3, 5], [3, 5]]})     # chances, one a sample
-    predictor.follow(seconds=1)                                                            # newer checkpoints, by itself
+    predictor.score({"user": [7, 7], "item": ["a", "b"], "history": [[3, 5], [3, 5]]})    # a chance for each
+    predictor.follow(seconds=1)                     # newer checkpoints, by itself
 
 It needs the run folder and nothing else. A key without a row reads as it would start, so unseen keys have an answer.
 
 Memory is the rows' values and 26 to 30 bytes a row, without optimizer state (`memory` says it), and the dense part.
 A newer checkpoint that stands on the present one is taken over in place: files are checked while requests go on, then
-requests wait until the changed rows are written, and each is answered by one checkpoint wholly. One that stands alone is
-loaded beside the present rows, which takes their memory once more for that time, and no request waits. So a trainer
+requests wait until the changed rows are written, and each is answered by one checkpoint wholly. One that stands alone
+is loaded beside the present rows, which takes their memory once more for that time, and no request waits. So a trainer
 that is followed should write incremental checkpoints (`train.incremental`).
 """
 
@@ -17,11 +17,10 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +30,7 @@ from hotrow.data.fresh import Columns, batch_of, samples_of
 from hotrow.data.schema import Schema
 from hotrow.data.steps import schema_after
 from hotrow.embeddings import Embeddings
-from hotrow.errors import CheckpointError, SettingsError
+from hotrow.errors import CheckpointError, HotrowError, SettingsError
 from hotrow.export import DensePart, export
 from hotrow.lookup import Lookup
 from hotrow.models import ModelInputs, RankingModel, build
@@ -41,7 +40,7 @@ from hotrow.store.snapshot import chain, check_tables, read_manifest
 from hotrow.table import Feature, Table
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.dense import DenseForward
-from hotrow.train.logs import RunFolder, find_run
+from hotrow.train.logs import find_run
 from hotrow.train.pipeline import Gate
 
 _CPU = torch.device("cpu")
@@ -134,7 +133,9 @@ class Predictor:
     def follow(self, seconds: float = 1.0) -> None:
         """Refreshes every so many seconds in the background, until `close`; `trouble` says what went wrong."""
         if self._fixed is not None:
-            raise SettingsError(f"{self._fixed} is one checkpoint; open the run folder {self._folder.path} to follow it.")
+            raise SettingsError(
+                f"{self._fixed} is one checkpoint; open the run folder {self._folder.path} to follow it."
+            )
         if seconds <= 0:
             raise SettingsError(f"A predictor can look every 0.1 seconds, say, but not every {seconds}.")
         if self._following is not None:
@@ -195,7 +196,7 @@ class Predictor:
             try:
                 self.refresh()
                 self.trouble = ""
-            except CheckpointError as error:
+            except HotrowError as error:
                 self.trouble = str(error)
 
     def _newest(self) -> Path:
@@ -215,6 +216,8 @@ class Predictor:
         model = self._model(checkpoint)
         folders = chain(checkpoint.rows)
         since = None if before is None else after(folders, before.snapshot)
+        if before is not None and since is None:
+            self._refuse_another_run()
         changes = Changes(folders if since is None else since)
         embeddings = self._empty() if before is None or since is None else before.embeddings
         dense = DenseForward(model, _CPU, precision=self.run.train.precision)
@@ -231,6 +234,16 @@ class Predictor:
             embeddings.steps = rows["steps"]
             self._version = version
         return True
+
+    def _refuse_another_run(self) -> None:
+        """A run folder may be used again: what stands alone may be of a run that sees features differently."""
+        now = self._folder.run()
+        same = all(getattr(now, part) == getattr(self.run, part) for part in ("model", "tables", "features"))
+        if not same or now.data.steps != self.run.data.steps or self._folder.schema(now) != self.schema:
+            raise CheckpointError(
+                f"{self._folder.path} holds another run than when it was opened: its model, tables, features or steps "
+                f"have changed. Open it again."
+            )
 
     def _model(self, checkpoint: Checkpoint) -> RankingModel:
         if self._version is not None:

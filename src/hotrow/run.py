@@ -48,7 +48,7 @@ class Data(Settings):
     train: str = Field("train", description="the split to train on")
     test: str = Field("test", description="the split to evaluate on; empty for none")
     steps: tuple[Step, ...] = Field((), description="preprocessing, in order: [[data.steps]], see hotrow.data.steps")
-    follow: Follow | None = Field(None, description="a log to train on as it grows, instead of the split: [data.follow]")
+    follow: Follow | None = Field(None, description="a log to train on as it grows: [data.follow]")
 
 
 class TableSection(Settings):

@@ -1,8 +1,8 @@
 """Scores of a data set or of a log, as a Parquet file: a row for each sample, in order.
 
-A data set is read as evaluation reads it. A log is checked and turned into keys as `prepare` does, by the same code, but
-nothing is kept of it; what a log to be scored may lack (label, weight, user, session, time) is not asked for. Memory is
-one batch and one piece of the log.
+A data set is read as evaluation reads it. A log is checked and turned into keys as `prepare` does, by the same code,
+but nothing is kept of it; what a log to be scored may lack (label, weight, user, session, time) is not asked for.
+Memory is one batch and one piece of the log.
 """
 
 from __future__ import annotations
@@ -37,7 +37,12 @@ class Log:
     """The samples of a log to be scored, batch by batch, and what was set aside."""
 
     def __init__(
-        self, path: Path, predictor: Predictor, schema: Path | None = None, form: Format = "auto", bad: BadPolicy = "refuse"
+        self,
+        path: Path,
+        predictor: Predictor,
+        schema: Path | None = None,
+        form: Format = "auto",
+        bad: BadPolicy = "refuse",
     ) -> None:
         self.bad = BadRows(bad)
         self._files = table_files(path)

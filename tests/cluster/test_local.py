@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
-from watching import Watching
 
 from hotrow.cli import app
 from hotrow.cluster.local import LocalCluster
@@ -17,6 +16,7 @@ from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.evaluate import evaluate_path
 from hotrow.train.logs import RunFolder
 from hotrow.train.loop import train
+from watching import Watching
 
 EXACT = {"model": {"name": "wide_deep", "deep": [8], "dropout": 0.0}, "data__batch_size": 40}
 

@@ -234,7 +234,7 @@ def test_what_is_overwritten_stays_until_the_new_data_set_is_whole(log, tmp_path
 def test_ray_runs_the_same_tasks_to_the_same_bytes(log, tmp_path, many):
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'hotrow[ray]'")
     made(log, tmp_path / "local", workers=2, memory="2GiB")
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         made(log, tmp_path / "ray", workers=2, memory="2GiB", engine="ray")
         bad = pq.read_table(log).to_pydict() | {"y": [5] * ROWS}

@@ -265,3 +265,28 @@ def test_a_tier_refuses_settings_that_there_are_not():
 def test_ranks_without_torch_distributed_are_told_how_to_start():
     with pytest.raises(RankError, match="torchrun or hotrow up"):
         Embeddings([Table(name="a", dim=2)], [Feature(name="a")], world=World(0, 2, 2))
+
+
+def test_tiers_travel_as_the_plan_says_and_rows_stay_when_it_says_otherwise(ranks):
+    case = small_case(24)
+    each = dealt(case.batches, 4)
+    ways = [{"dedup": "rank"}, {"dedup": "node", "wire": "float32"}, {"dedup": "none"}, {}]
+    plans = [Plan(PLAN.shares, facts=facts) for facts in ways]
+    seen = ranks.run(4, "rank_work:train_planned", job_of(case, plans), each=each, node_size=2)
+    assert all(rank.ways == [("rank", "float32"), ("node", "float32"), ("none", "float32")] + [("none", "float32")] * 3
+               for rank in seen)  # fmt: skip
+    one = ranks.run(4, "rank_work:train", job_of(case, [PLAN]), each=each, node_size=2)
+    for mine, plain in zip(seen, one, strict=True):
+        assert all(torch.equal(mine.rows[name], plain.rows[name]) for name in plain.rows)
+    narrow = [Plan(PLAN.shares, facts={"wire": "bfloat16"})]
+    rounded = ranks.run(4, "rank_work:train_planned", job_of(case, narrow), each=each, node_size=2)
+    assert rounded[0].ways[0] == ("node", "bfloat16")
+    assert not torch.equal(rounded[0].rows["a"], seen[0].rows["a"])
+
+
+def test_ranks_whose_plans_travel_differently_are_told_so(ranks):
+    case = small_case(2)
+    plans = [Plan(PLAN.shares, facts={"dedup": dedup}) for dedup in ("rank", "node")]
+    each = [(job_of(case, [plan]), batches) for plan, batches in zip(plans, dealt(case.batches, 2), strict=True)]
+    with pytest.raises(RankFailed, match="Rank 1 has another plan"):
+        ranks.run(2, "rank_work:train_own", each=each)

@@ -19,9 +19,11 @@ from hotrow.cli import app
 from hotrow.data import DataSet, DataSetWriter, Reader
 from hotrow.errors import DataError, HotrowError, SettingsError
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
+from hotrow.train.evaluate import Ranker
 from hotrow.train.follow import Following
 from hotrow.train.loop import train
-from tests.train.conftest import SCHEMA, samples
+from train.conftest import SCHEMA, samples
+from train.test_kill import KILLED, start
 
 FILES = {f"part-{i}.parquet": (20 + i, 100 + 40 * i) for i in range(4)}
 
@@ -76,18 +78,12 @@ def test_sessions_that_repeat_are_kept_once_within_a_batch(sessions, make_run, i
     train(run)
     batch = next(iter(Reader(dataset, "train", 64, shuffle=False)))
     with Predictor(run.output.folder) as predictor:
-        feed = Following(_ranker(run))
+        feed = Following(Ranker(run))
         (first, *_) = feed._order()
         assert {g.features: g.inverse is not None for g in first.groups} == {
             g.features: g.inverse is not None for g in batch.groups
         }
         assert torch.isfinite(predictor.logits(first)).all()
-
-
-def _ranker(run):
-    from hotrow.train.evaluate import Ranker
-
-    return Ranker(run)
 
 
 def test_a_run_that_was_trained_goes_on_with_what_arrives(make_run, incoming):
@@ -115,24 +111,6 @@ def test_it_follows_under_every_policy(make_run, incoming, policy):
     assert trained_files(run) == [(name, count) for name, (_, count) in FILES.items()]
 
 
-# Runs `hotrow train --resume` and kills itself at the n-th change to the file system below a folder.
-KILLED = """
-import os, signal, sys
-run_file, folder, last = sys.argv[1], sys.argv[2], int(sys.argv[3])
-count = 0
-def count_changes(event, args):
-    global count
-    if event in ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir") and folder in str(args[0]):
-        count += 1
-        if count == last:
-            os.kill(os.getpid(), signal.SIGKILL)
-sys.addaudithook(count_changes)
-sys.argv = ["hotrow", "train", run_file, "--resume"]
-from hotrow.cli import main
-main()
-"""
-
-
 def test_a_following_run_killed_again_and_again_trains_on_every_file_once(make_run, incoming, tmp_path, same_weights):
     for name in FILES:
         put(incoming, name, table(name))
@@ -142,21 +120,11 @@ def test_a_following_run_killed_again_and_again_trains_on_every_file_once(make_r
     run = following(make_run, incoming, **settings)
     run_file = tmp_path / "run.toml"
     run_file.write_text(run.to_toml())
-    (tmp_path / "killed.py").write_text(KILLED)
-    kills, environment = 0, {**os.environ, "OMP_NUM_THREADS": "1"}
-    for last in (30, 45, 60, 100_000):
-        done = subprocess.run(
-            [sys.executable, str(tmp_path / "killed.py"), str(run_file), str(run.output.folder), str(last)],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            env=environment,
-            check=False,
-        )
-        assert done.returncode in (0, -signal.SIGKILL), done.stderr
-        kills += done.returncode == -signal.SIGKILL
-    assert kills == 3
-    assert done.returncode == 0
+    for changes in (35, 60):
+        killed = start(["-c", KILLED, run_file, run.output.folder, changes])
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert 0 < Checkpoint(Checkpoints(run.output.folder / "checkpoints").latest()).step < 24
+    train(run, resume=True)
     assert trained_files(run) == [(name, count) for name, (_, count) in FILES.items()]
     same_weights(run, never)
 

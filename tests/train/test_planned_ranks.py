@@ -1,13 +1,12 @@
 """Several ranks with a plan: it changes where rows are and how they travel, never what is learned."""
 
-import json
-
 import numpy as np
 import pytest
 
 from hotrow.errors import SettingsError
 from hotrow.plan import Plan, Share
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
+from hotrow.train.evaluate import Ranker
 from hotrow.train.logs import RunFolder
 from hotrow.train.loop import train
 from ranks import Ranks
@@ -19,7 +18,7 @@ FACTS = {
     "dedup": "rank",
     "wire": "float32",
 }
-SMALL = {"model": {"name": "wide_deep", "deep": [8], "dropout": 0.0}, "train__epochs": 2, "data__batch_size": 16}
+SMALL = {"model": {"name": "wide_deep", "deep": [8], "dropout": 0.0}, "train__epochs": 2, "data__batch_size": 32}
 
 
 @pytest.fixture(scope="module")
@@ -44,38 +43,59 @@ def saved(path, facts=FACTS, **shares):
     return str(path)
 
 
+def end_of(run):
+    """Dense weights and rows of a run's last checkpoint, in one process; not the plan it ended with."""
+    checkpoint = Checkpoint(Checkpoints(run.output.folder / "checkpoints").latest())
+    ranker = Ranker(run)
+    ranker.restore(checkpoint, checkpoint.arrays())
+    found = {name: a.numpy() for name, a in checkpoint.arrays().items() if name.startswith("model/")}
+    for table, store in ranker.embeddings.router.tiers["host"].stores().items():
+        chunks = list(store.export())
+        columns = {c: np.concatenate([chunk[c] for chunk in chunks]) for c in chunks[0]}
+        order = columns["keys"].argsort()
+        found |= {f"{table}/{c}": column.reshape(len(order), -1)[order] for c, column in columns.items()}
+    return found
+
+
+def assert_same(one, two):
+    a, b = end_of(one), end_of(two)
+    assert a.keys() == b.keys()
+    for name in a:
+        assert np.array_equal(a[name], b[name]), name
+
+
 def plans(run):
     return [line for line in RunFolder(run.output.folder).lines() if line["kind"] == "plan"]
 
 
-def test_a_plan_made_anew_from_live_counts_loses_no_update(make_run, moving, tmp_path, trained, same_weights):
+def test_a_plan_made_anew_from_live_counts_loses_no_update(make_run, moving, tmp_path, trained):
     settings = {**SMALL, "data__path": str(moving), "data__shuffle": False}
     plain = make_run(**settings, output__folder=str(tmp_path / "plain"))
     planned = make_run(
         **settings,
         output__folder=str(tmp_path / "planned"),
-        plan={"path": saved(tmp_path / "p"), "replan_every": 7},
+        plan={"path": saved(tmp_path / "p"), "replan_every": 3},
     )
     expected, result = trained(plain), trained(planned)
     assert result == expected
-    same_weights(plain, planned)
+    assert_same(plain, planned)
     made = plans(planned)
-    assert len(made) == result["steps"] // 7
-    assert sum(line["rows"]["node"] + line["rows"]["replicated"] > 0 for line in made) > 3, "rows are copied"
-    assert sum(line["moved"] > 0 for line in made) > 3, "and move, for the log does"
+    assert len(made) == result["steps"] // 3
+    assert any(line["rows"]["node"] + line["rows"]["replicated"] for line in made), "rows are copied"
+    assert sum(line["moved"] > 0 for line in made) >= 2, "and move, for the log does"
 
 
-def test_a_resumed_run_goes_on_with_the_plan_in_force(make_run, tmp_path, trained, same_weights):
+def test_a_resumed_run_goes_on_with_the_plan_in_force(make_run, tmp_path, trained):
     plan = {"path": saved(tmp_path / "p"), "replan_every": 5}
     whole = make_run(**SMALL, output__folder=str(tmp_path / "whole"), plan=plan)
     trained(whole)
     first = make_run(**SMALL, output__folder=str(tmp_path / "run"), plan=plan, train__steps=17)
-    assert trained(first)["stopped"] == "steps"
+    assert trained(first)["steps"] == 17
     arrays = Checkpoint(Checkpoints(first.output.folder / "checkpoints").latest()).arrays()
     assert any(name.startswith("feed/plan/") and len(keys) for name, keys in arrays.items())
     again = make_run(**SMALL, output__folder=str(tmp_path / "run"), plan=plan)
     assert trained(again, resume=True)["stopped"] == "end"
-    same_weights(whole, again)
+    assert_same(whole, again)
 
 
 def test_a_run_travels_as_its_plan_says(make_run, tmp_path, trained):
@@ -106,5 +126,5 @@ def test_a_plan_that_cannot_be_followed_is_refused(make_run, tmp_path, pool, fac
 
 def test_a_plan_for_ranks_is_refused_by_one_process(make_run, tmp_path):
     named = saved(tmp_path / "p", item=(Share("replicated", np.array([7**20])), Share("world")))
-    with pytest.raises(SettingsError, match=json.dumps("world").strip('"')):
+    with pytest.raises(SettingsError, match="puts table"):
         train(make_run(**SMALL, plan={"path": named}))

@@ -36,7 +36,7 @@ def torchrun(tmp_path, run, how):
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=120,
     )
 
 

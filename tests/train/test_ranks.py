@@ -112,18 +112,23 @@ def shards():
         yield [one.address, two.address]
 
 
-@pytest.fixture(params=["served", "served exact", "sharded", "replicated"])
+ADAGRAD = {"dim": 4, "optimizer": {"name": "rowwise_adagrad", "lr": 0.05}}
+
+
+@pytest.fixture(params=["served", "served exact", "served exact in parts", "sharded", "replicated"])
 def places(request, shards):
     """Settings of where rows live and of the policy."""
     if request.param.startswith("served"):
         policy = {"name": "exact"} if "exact" in request.param else {"name": "sync"}
-        return {"cluster": {"shards": shards}, "policy": policy}
+        tables = {"tables": ADAGRAD} if "parts" in request.param else {}  # Adam's updates go in one
+        return {"cluster": {"shards": shards}, "policy": policy, **tables}
     return {"cluster": {"rows": request.param}, "policy": {"name": "exact" if request.param == "sharded" else "sync"}}
 
 
 def test_two_ranks_are_one_process_with_twice_the_batch(make_run, tmp_path, places, trained):
     # 2000 samples in steps of 96: the last step has 80, and 48 a rank in others
-    one = make_run(**EXACT, data__batch_size=96, output__folder=str(tmp_path / "one"))
+    tables = {name: places[name] for name in places if name == "tables"}
+    one = make_run(**EXACT, **tables, data__batch_size=96, output__folder=str(tmp_path / "one"))
     expected = train(one)
     two = make_run(
         **EXACT, data__batch_size=48, **places, output__folder=str(tmp_path / "two"), train__evaluate_every=9
@@ -215,11 +220,13 @@ def test_rows_on_the_host_of_several_ranks_are_refused(make_run, pool):
         assert 'cluster.rows is "host", but there are 2 ranks' in said
 
 
-def test_one_process_trains_through_shards_as_without_them(make_run, tmp_path, shards, same_weights):
-    plain = make_run(output__folder=str(tmp_path / "plain"))
+@pytest.mark.parametrize("tables", [ADAGRAD, {"dim": 4, "optimizer": {"name": "adam", "lr": 0.05}}], ids=str)
+def test_one_process_trains_through_shards_as_without_them(make_run, tmp_path, shards, same_weights, tables):
+    plain = make_run(tables=tables, output__folder=str(tmp_path / "plain"))
     train(plain)
     for policy in ({"name": "sync"}, {"name": "exact"}):
-        served = make_run(cluster={"shards": shards}, policy=policy, output__folder=str(tmp_path / policy["name"]))
+        folder = str(tmp_path / policy["name"])
+        served = make_run(tables=tables, cluster={"shards": shards}, policy=policy, output__folder=folder)
         train(served)  # what an earlier run left on the shards is gone
         same_weights(plain, served)
 

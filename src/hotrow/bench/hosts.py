@@ -59,12 +59,13 @@ class Hosts:
         """`queue` is how many bytes wait at a link before any is dropped."""
         if reason := unavailable():
             raise HotrowError(f"No hosts can be made on this machine: {reason}.")
+        self._queue = queue
         self._net = os.getpid() % 200 + 20
         self._bridge = f"hrb{os.getpid()}"
         self._names = [f"hr{os.getpid()}n{i}" for i in range(count)]
         self._running: list[subprocess.Popen[bytes]] = []
         try:
-            self._build(link, inside, delay_ms, queue)
+            self._build(link, inside, delay_ms)
         except BaseException:
             self.close()
             raise
@@ -94,8 +95,8 @@ class Hosts:
     def shape(self, link: float, delay_ms: float = 0.0) -> None:
         """Gives every link between hosts another rate."""
         for i, name in enumerate(self._names):
-            _shape([], self._outer(i), link, delay_ms)
-            _shape(["-n", name], "eth0", link, delay_ms)
+            _shape([], self._outer(i), link, delay_ms, self._queue)
+            _shape(["-n", name], "eth0", link, delay_ms, self._queue)
 
     def cut(self, host: int, off: bool = True) -> None:
         """Takes a host off the network, or puts it back."""
@@ -124,7 +125,7 @@ class Hosts:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _build(self, link: float, inside: float | None, delay_ms: float, queue: int) -> None:
+    def _build(self, link: float, inside: float | None, delay_ms: float) -> None:
         _ip("link", "add", self._bridge, "type", "bridge")
         _ip("link", "set", self._bridge, "up")
         for i, name in enumerate(self._names):
@@ -134,8 +135,8 @@ class Hosts:
             _ip("-n", name, "address", "add", f"{self.address(i)}/24", "dev", "eth0")
             _ip("-n", name, "link", "set", "eth0", "up")
             _ip("-n", name, "link", "set", "lo", "up")
-            _shape([], self._outer(i), link, delay_ms, queue)
-            _shape(["-n", name], "eth0", link, delay_ms, queue)
+            _shape([], self._outer(i), link, delay_ms, self._queue)
+            _shape(["-n", name], "eth0", link, delay_ms, self._queue)
             if inside is not None:
                 _shape(["-n", name], "lo", inside, 0.0, _QUEUE)
 

@@ -35,6 +35,7 @@ from hotrow.train.phases import Phases
 from hotrow.train.pipeline import Pipeline
 from hotrow.train.ranks import DenseSync, Ranks, together
 
+PolicyName = Literal["sync", "exact", "hybrid"]
 NO_FLAGS = (False, False, False)
 
 
@@ -42,7 +43,7 @@ NO_FLAGS = (False, False, False)
 class Turn:
     """`warm` steps that do not count, then `steps` that do."""
 
-    policy: Literal["sync", "exact", "hybrid"]
+    policy: PolicyName
     shards: list[str]
     keys: list[str]
     """A file of keys [steps, batch, tables] for each trainer."""
@@ -92,11 +93,13 @@ def _take(turn: Turn, number: int, key: str, ranks: Ranks) -> dict[str, Any]:
     count = turn.warm + turn.steps
 
     def step(fetched: Any) -> None:
-        logits = model(embeddings.embed(fetched.lookup), None)
-        F.binary_cross_entropy_with_logits(logits, fetched.batch.labels).backward()  # type: ignore[no-untyped-call]
+        with phases("model"):
+            logits = model(embeddings.embed(fetched.lookup), None)
+            F.binary_cross_entropy_with_logits(logits, fetched.batch.labels).backward()  # type: ignore[no-untyped-call]
         sync.begin(NO_FLAGS)
         pipeline.update()
-        sync.end(NO_FLAGS)
+        with phases("reduce"):
+            sync.end(NO_FLAGS)
         dense.step()
 
     with _pipeline(turn, itertools.islice(_batches(keys, features), count), embeddings, ranks, phases) as pipeline:
@@ -104,18 +107,24 @@ def _take(turn: Turn, number: int, key: str, ranks: Ranks) -> dict[str, Any]:
             step(fetched)
         dist.barrier()
         phases.take()
-        before, start = dict(tier.counters()), time.perf_counter()
+        before, start, busy = dict(tier.counters()), time.perf_counter(), time.process_time()
         for fetched in pipeline:
             step(fetched)
         with pipeline.paused():  # every update is applied
             dist.barrier()
-        seconds = time.perf_counter() - start
+        seconds, busy = time.perf_counter() - start, time.process_time() - busy
         after, spent = tier.counters(), phases.take()
     tier.close()
     moved = {name: (after[name] - before[name]) / turn.steps for name in ("bytes_in", "bytes_out")}
     spent = {name: round(1000 * s / turn.steps, 2) for name, s in spent.items()}
     samples = keys.shape[1] * world.size * turn.steps
-    return {"samples_a_second": samples / seconds, "seconds": seconds, "phases_ms": spent, **moved}
+    return {
+        "samples_a_second": samples / seconds,
+        "seconds": seconds,
+        "cpu_ms": 1000 * busy / turn.steps,
+        "phases_ms": spent,
+        **moved,
+    }
 
 
 def _batches(keys: Any, features: list[Feature]) -> Iterator[Batch]:

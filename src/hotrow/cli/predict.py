@@ -33,7 +33,7 @@ def predict(
 
     A log may lack what is not known yet: label, weight, user, session, time.
 
-    \\b
+    \b
     Example:
       hotrow predict runs/demo/run runs/demo/data --out scores.parquet
       hotrow predict runs/dlrm today.tsv --format criteo

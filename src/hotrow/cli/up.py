@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from collections.abc import Mapping
@@ -110,6 +111,8 @@ def _cluster(where: str, run: Run, how: dict[str, Any], on_ray: Mapping[str, Any
             f'--cluster "{where}": there is "local", plain processes of this machine; "ray", the Ray cluster of this '
             f'machine or one started for the run; and "ray://HOST:PORT", a Ray cluster elsewhere.'
         )
+    if where != "ray" and not re.fullmatch(r"ray://[^/:]+:\d+", where):
+        raise SettingsError(f"--cluster {where}: the port is missing; Ray's clients connect to ray://HOST:10001.")
     from hotrow.cluster.ray_cluster import RayCluster
     from hotrow.cluster.ray_room import Needs
     from hotrow.sizes import parse_size

@@ -8,7 +8,8 @@
 
 A shard that dies is started at the same address and opens its files again: what it had applied is there, and trainers
 only wait. Trainers compute each step together, so when one dies all of them start again, from the last checkpoint.
-Only a process that a signal ended is started again; one that ends with an error of its own would do so again.
+Only a process that a signal ended is started again; one that ends with an error of its own would do so again. All are
+tied to the supervisor: if it is killed they end too, so that a run that is resumed finds nobody at its files.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Say = Callable[[str], None]
 _START_S = 120.0
 _STOP_S = 60.0
 _GRACE_S = 10.0
-"""Seconds that trainers have to say why they stop, when another one has died."""
+"""Seconds until it is known who else died, when one stops with an error: others may be the reason."""
 
 
 @dataclass
@@ -134,7 +135,8 @@ class LocalCluster:
 
     def _trainer_died(self, trainer: Command) -> None:
         """Ends the others too and starts all again, if one of them was ended by a signal."""
-        deadline = time.monotonic() + _GRACE_S
+        killed_first = trainer.code is not None and trainer.code < 0
+        deadline = time.monotonic() + (0.0 if killed_first else _GRACE_S)
         for other in self.trainers:
             other.wait(max(0.0, deadline - time.monotonic()))
         killed = [t for t in self.trainers if t.code is not None and t.code < 0]
@@ -201,6 +203,7 @@ class LocalCluster:
             listen=self._heard,
             ended=self._ended,
             environment={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)), **(environment or {})},
+            tied=True,
         )
 
     def _log(self, name: str) -> Path:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -58,21 +59,24 @@ def connect(address: str, needs: Mapping[str, Needs], counts: Mapping[str, int])
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
     try:
         if address != "ray":
-            ray.init(address, **quiet)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Ray warns of what it raises right after
+                ray.init(address, **quiet)
         else:
             try:
                 ray.init("auto", **quiet)
             except ConnectionError:
                 asked = sum(needs[role].cpus * count for role, count in counts.items())
                 cores = max(os.cpu_count() or 1, int(asked + 1))
-                ray.init(num_cpus=cores, include_dashboard=False, **quiet)
+                ray.init("local", num_cpus=cores, include_dashboard=False, **quiet)
     except ImportError as error:
         raise SettingsError(f"{address} needs Ray's client: pip install 'ray[client]' ({error}).") from None
     except (ConnectionError, ValueError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0].rstrip(".")
         raise ServiceError(
             f"The Ray cluster at {address} cannot be reached: {reason}. An address is ray://HOST:10001; "
-            f"`ray status` on the head node says whether it runs."
+            f"`ray status` on the head node says whether it runs. If it wants a token, set RAY_AUTH_MODE=token and "
+            f"RAY_AUTH_TOKEN."
         ) from None
     try:
         yield ray

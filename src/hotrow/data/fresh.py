@@ -24,8 +24,8 @@ from hotrow.data.schema import MISSING, Schema
 from hotrow.data.steps import Step, apply
 from hotrow.errors import DataError
 
-Columns = Mapping[str, Any] | pa.Table | pa.RecordBatch
-"""Columns by name: Arrow, NumPy, tensors or lists; what nobody asks for is not looked at."""
+Columns = Mapping[str, Any]
+"""Columns by name, Arrow, NumPy, tensors or lists, or an Arrow table; what nobody asks for is not looked at."""
 
 
 def batch_of(samples: pa.Table, schema: Schema, steps: Sequence[Step], seed: int = 0, first: int = 0) -> Batch:

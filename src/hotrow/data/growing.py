@@ -33,7 +33,7 @@ KAFKA = "kafka://"
 
 
 class Follow(Settings):
-    """A log that is trained on as it grows, after the data set or instead of it.
+    """Trains on what arrives instead of the data set's split, which gives the schema and what is evaluated on.
 
     The run ends by a signal, after `train.steps`, or when nothing has come for `idle` seconds.
     """

@@ -1,7 +1,7 @@
 """A Kafka topic of JSON objects, one a sample, as a log that grows (pip install confluent-kafka).
 
 The place in the log is the next offset of each partition, and it is kept in the run's checkpoints, not with the broker:
-who resumes from a checkpoint reads what came after it, whatever was read since. Messages of one partition are trained on
+who resumes from a checkpoint reads what came after it, whatever was read since. Messages of a partition are trained on
 in their order. A batch is what has come, at most `batch_size` messages of it. A column that no message of a batch has
 counts as missing in all of them, for senders leave out what is null.
 """

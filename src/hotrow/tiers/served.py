@@ -35,6 +35,7 @@ from hotrow.table import Table
 from hotrow.tiers.tier import Floats, Gradients, Part, Tier, Wait
 from hotrow.world import World
 
+_PIECES = 3
 WireName = Literal["float32", "bfloat16", "float16"]
 
 
@@ -123,18 +124,38 @@ class ServedTier(Tier):
     def update_then_read(
         self, parts: Sequence[Part], grads: Gradients, step: int, wanted: Sequence[Part], rows: Floats
     ) -> Wait:
-        reading = self.ship(wanted) if any(len(part.keys) for part in wanted) else []
-        messages = [[*self._keys(s, parts), *self._encode(s, grads.flat)] for s in self.ship(parts)]
-        for message, shipment in zip(messages, reading, strict=False):
-            message += self._keys(shipment, wanted)
-        pushed = self._push(self.client, messages, step)
+        """In pieces by key, so that rows of the first come while gradients of the next go."""
+        begun: list[tuple[_native.Shipment | None, Future[Answer]]] = []
+        for piece in range(_PIECES):
+            mine, theirs = self._piece(parts, piece), self._piece(wanted, piece)
+            if not mine:
+                continue
+            reading = self.ship(theirs) if any(len(part.keys) for part in theirs) else []
+            messages = [[*self._keys(s, mine), *self._encode(s, grads.flat)] for s in self.ship(mine)]
+            for message, shipment in zip(messages, reading, strict=False):
+                message += self._keys(shipment, theirs)
+            pushed = self._push(self.client, messages, step)
+            begun += [(reading[s] if reading else None, answer) for s, answer in enumerate(pushed)]
 
         def wait() -> None:
-            answers = [answer.result() for answer in pushed]
-            for shipment, answer in zip(reading, answers, strict=False):
-                self._decode(shipment, answer[1:] if self._combine else answer, rows)
+            for shipment, future in begun:
+                answer = future.result()
+                if shipment is not None:
+                    self._decode(shipment, answer[1:] if self._combine else answer, rows)
 
         return wait
+
+    def _piece(self, parts: Sequence[Part], piece: int) -> list[Part]:
+        """One of `_PIECES` parts of the keys, the same keys on every rank; tables that count updates are all in one."""
+        pieces = []
+        for part in parts:
+            if self.tables[part.table].optimizer.name == "adam":
+                pieces += [part] if piece == 0 else []
+                continue
+            at = np.flatnonzero(_native.shards_of(part.keys, self.shards * _PIECES) // self.shards == piece)
+            positions = at if part.positions is None else part.positions[at]
+            pieces.append(part._replace(keys=part.keys[at], positions=positions, lookups=None))
+        return pieces
 
     def update_behind(self, parts: Sequence[Part], grads: Gradients, step: int) -> Wait:
         if self._behind is None:

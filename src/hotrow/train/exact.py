@@ -56,7 +56,7 @@ class ExactPipeline(Behind):
         self._tables: list[_native.InFlight] = []
         self._counted = np.zeros(128, np.int64)
         self._coming: deque[_Shared] = deque()  # batches that are entered and not yet applied
-        self._entered = self._firsts = embeddings.steps
+        self._entered = self._landed = self._firsts = embeddings.steps
         self._moved = -1  # the last batch that was fetched again because rows had moved
         self._unsettled: queue.SimpleQueue[Flight | None] = queue.SimpleQueue()
         self._settling = threading.Thread(target=self._run_settling, name="hotrow-settle", daemon=True)
@@ -83,6 +83,9 @@ class ExactPipeline(Behind):
         flight.fetched, flight.keys = item, self._enter(flight.number, item.lookup.keys())
         self._embeddings.fetch(item.lookup, flight.number, only=fetched_ahead)
         flight.keys.lookup = item.lookup
+        with self._changed:
+            self._landed = flight.number + 1
+            self._changed.notify_all()
 
     def _enter(self, number: int, keys: list[Keys]) -> _Shared:
         """Finds what a batch has in common with those before it; from now on the others find it too."""
@@ -155,6 +158,14 @@ class ExactPipeline(Behind):
         with self._changed:
             found = [s for s in self._coming if s.number == flight.number + 1 and s.lookup is not None]
         return found[0] if found and self._embeddings.current(found[0].lookup) else None
+
+    def _drain(self) -> None:
+        """As for any policy, and every fetch that may be made is: ranks exchange hashes in it, so all make the same."""
+        super()._drain()
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._error is not None or self._exhausted or not self._may_fetch(self._landed)
+            )
 
     def _settle(self, flight: Flight) -> None:
         self._unsettled.put(flight)

@@ -3,8 +3,8 @@
 What has arrived is read, grouped and fetched ahead as any other data, under the run's policy; when nothing is left the
 pipeline ends, with every update applied, and the log is looked at again and again. Its place is in every checkpoint:
 a run that is killed and resumed trains on each sample once. What was learned is written after
-`data.follow.checkpoint_every` seconds, for a `Predictor` in another process to pick up; with `train.incremental` that is
-the rows that changed. One process trains: the order in which files arrive is no agreement between several.
+`data.follow.checkpoint_every` seconds, for a `Predictor` in another process to pick up; with `train.incremental` that
+is the rows that changed. One process trains: the order in which files arrive is no agreement between several.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
 
 from hotrow.errors import HotrowError, RankError
 from hotrow.peers import Peers
@@ -178,6 +180,17 @@ class DenseSync:
         return {name: bool(value) for name, value in zip(FLAGS, self._flags.tolist(), strict=True)}
 
 
+def _join(backend: str, timeout: timedelta) -> None:
+    """Joins the process group. Each start by torchrun has keys of its own in the store.
+
+    torchrun keeps one store over its restarts, and Gloo would find the addresses of the processes that are gone in it.
+    """
+    store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    own = dist.distributed_c10d.PrefixStore(f"start{start}", store)
+    dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=timeout)
+
+
 @contextlib.contextmanager
 def together(device: str, *, timeout: float = 1800.0) -> Iterator[Ranks]:
     """The ranks that the environment speaks of (`torchrun`, `hotrow up`), joined; or this process alone."""
@@ -192,8 +205,7 @@ def together(device: str, *, timeout: float = 1800.0) -> Iterator[Ranks]:
     joined = not dist.is_initialized()
     if joined:
         try:
-            backend = "cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo"
-            dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+            _join("cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo", timedelta(seconds=timeout))
         except (RuntimeError, ValueError) as error:
             raise RankError(f"Rank {world.rank} of {world.size} could not join the others: {error}.") from error
     try:
