@@ -37,3 +37,15 @@ def _interpreter(request: pytest.FixtureRequest) -> None:
     """Triton's interpreter is slow: only the kernels' own tests run in it, all others take the kernels' twins."""
     if "triton" in sys.modules and not torch.cuda.is_available():
         sys.modules["triton"].knobs.runtime.interpret = request.path.parent.name == "kernels"
+
+
+_LONG = ("test_rank_dies.py", "test_planned_ranks.py", "test_ray_cluster.py", "test_survives.py")
+"""Tests of many processes over minutes, which a busy machine cannot promise to end in time."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ.get("HOTROW_SLOW"):
+        return
+    for item in items:
+        if item.path.name in _LONG:
+            item.add_marker(pytest.mark.skip(reason="takes minutes: HOTROW_SLOW=1 runs it"))

@@ -12,8 +12,9 @@ from hotrow.bench.shard_work import LightModel, Work
 from hotrow.plan import Link, Topology
 
 WORK = Work(tables=2, rows=500, dim=8, batch=16, length=10, zipf=1.05)
+LARGER = Work(tables=2, rows=2000, dim=32, batch=128, length=40, zipf=1.05)
 SMALL = Size(
-    WORK, turns=(1, 2), training=(1, 1), log_samples=0, log_batch=0, copies=(10, 50), seconds=100
+    LARGER, turns=(1, 2), training=(1, 1), log_samples=0, log_batch=0, copies=(10, 50), seconds=100
 )  # fmt: skip
 
 
@@ -73,7 +74,7 @@ def test_hosts_exchange_what_was_predicted(monkeypatch):
     assert set(wanted) == {
         f"zipf, {s}" for s in ("row-wise", "rank dedup", "same memory", "ours", "ours, bfloat16", "copies")
     }
-    assert abs(wanted["zipf, row-wise"]) < 0.25, "headers weigh much in steps as small as these"
+    assert abs(wanted["zipf, row-wise"]) < 0.1
     assert {"id": "shard.vs_torchrec", "reason": "torchrec is not installed (make peers installs it)"} in report[
         "missing"
     ]

@@ -35,7 +35,7 @@ def test_killed_shards_and_trainers_are_started_again_and_the_run_ends_as_it_wou
     run = make_run(
         **EXACT, train__epochs=4, train__checkpoint_every=6, output__folder=str(tmp_path / "many"), train__keep=9
     )
-    cluster = Watched(run, [(20, kill("shards", 1)), (40, kill("trainers", 1))], shards=2, trainers=2)
+    cluster = Watched(run, [(20, kill("shards", 1)), ("Shard 1 is back", kill("trainers", 1))], shards=2, trainers=2)
     result = cluster.up()
     assert [death["who"] for death in result["deaths"]] == ["shard 1", "trainer 1"]
     assert all(death["how"] == "was ended by SIGKILL" and death["back_after"] > 0 for death in result["deaths"])

@@ -61,17 +61,17 @@ def losses(run):
 
 
 def test_actors_killed_are_started_again_by_ray_and_the_run_ends_as_one_process_would(ray, make_run, tmp_path):
-    one = make_run(**{**EXACT, "data__batch_size": 80}, train__epochs=2, output__folder=str(tmp_path / "one"))
+    one = make_run(**{**EXACT, "data__batch_size": 80}, train__epochs=4, output__folder=str(tmp_path / "one"))
     expected = train(one)
-    run = make_run(**EXACT, train__epochs=2, train__checkpoint_every=6, output__folder=str(tmp_path / "many"))
+    run = make_run(**EXACT, train__epochs=4, train__checkpoint_every=6, output__folder=str(tmp_path / "many"))
     seen = []
     cluster = Apart(
         run,
         [
-            (8, lambda cluster: seen.append(status(run.output.folder))),
-            (12, kill_actor("shard", 0)),
-            (24, kill_actor("trainer", 1)),
-            (36, move_shard),
+            (4, lambda cluster: seen.append(status(run.output.folder))),
+            (8, kill_actor("shard", 0)),
+            ("Shard 0 is back", kill_actor("trainer", 1)),
+            ("Trainer 1 is back", move_shard),
         ],
         shards=1,
         trainers=2,
