@@ -242,7 +242,10 @@ class Client:
     def _send(self, line: _Line, request: _Request) -> None:
         request.sent, request.held = time.monotonic(), False
         request.message.epoch = line.epoch
-        line.socket.send_multipart(encode(request.message), copy=False)
+        try:
+            line.socket.send_multipart(encode(request.message), zmq.NOBLOCK, copy=False)
+        except zmq.Again:  # nobody is there, as when keys do not fit: sent again by and by
+            return
         self.sent_bytes += request.message.bytes
 
     def _connected(self, line: _Line) -> None:
