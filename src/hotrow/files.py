@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
+
+from hotrow.errors import DataError, HotrowError
 
 
 def write_text(path: Path, text: str) -> None:
@@ -20,6 +25,23 @@ def flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextlib.contextmanager
+def replacing(path: Path, what: str, error: type[HotrowError] = DataError) -> Iterator[Path]:
+    """A place beside `path`; the file made there takes its place when the block ends well, or leaves nothing behind.
+
+    What the system refuses becomes an `error`, with `what` the file is: "The plan out/a.plan could not be written".
+    """
+    beside = path.with_name(f".{path.name}.{uuid4().hex[:12]}.partial")
+    try:
+        yield beside
+        flush(beside)
+        beside.replace(path)
+    except OSError as cause:
+        raise error(f"{what} {path} could not be written: {cause.strerror or cause}.") from cause
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def sha256(path: Path) -> str:

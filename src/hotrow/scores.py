@@ -8,7 +8,6 @@ Memory is one batch and one piece of the log.
 from __future__ import annotations
 
 import tempfile
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from hotrow.data.sources import Format, ParquetTable, Source, TextTable
 from hotrow.data.sources.tabular import table_files
 from hotrow.data.sources.text import first_line, unpack
 from hotrow.errors import DataError
-from hotrow.files import flush
+from hotrow.files import replacing
 from hotrow.predictor import Predictor
 from hotrow.train.progress import Progress
 
@@ -123,31 +122,25 @@ def write_scores(
 
 def _write(predictor: Predictor, batches: Log | Reader, out: Path, progress: Progress) -> dict[str, Any]:
     """Beside first, then in place."""
-    beside = out.with_name(f".{out.name}.{uuid.uuid4().hex[:12]}.partial")
     samples, total = 0, 0.0
     writer: pq.ParquetWriter | None = None
     progress.start(0, 0, "Scoring batch")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        for done, batch in enumerate(batches, start=1):
-            scores = predictor.score(batch)
-            table = _table(batch, scores.numpy(), not isinstance(batches, Log) or batches.labelled)
-            writer = writer or pq.ParquetWriter(beside, table.schema, compression="zstd")
-            writer.write_table(table)
-            samples, total = samples + len(batch), total + float(scores.double().sum())
-            progress.step(done, len(batch), None)
-        if writer is None:
-            raise DataError("There is no sample to score.")
-        writer.close()
-        flush(beside)
-        beside.replace(out)
-    except OSError as error:
-        raise DataError(f"The scores {out} could not be written: {error.strerror or error}.") from error
-    finally:
-        progress.stop()
-        if writer is not None and writer.is_open:
-            writer.close()
-        beside.unlink(missing_ok=True)
+    with replacing(out, "The scores") as beside:
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            for done, batch in enumerate(batches, start=1):
+                scores = predictor.score(batch)
+                table = _table(batch, scores.numpy(), not isinstance(batches, Log) or batches.labelled)
+                writer = writer or pq.ParquetWriter(beside, table.schema, compression="zstd")
+                writer.write_table(table)
+                samples, total = samples + len(batch), total + float(scores.double().sum())
+                progress.step(done, len(batch), None)
+            if writer is None:
+                raise DataError("There is no sample to score.")
+        finally:
+            progress.stop()
+            if writer is not None and writer.is_open:
+                writer.close()
     return {"samples": samples, "mean_score": total / samples}
 
 

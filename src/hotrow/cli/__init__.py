@@ -20,6 +20,7 @@ import typer
 
 from hotrow import __version__
 from hotrow.errors import HotrowError, SettingsError, nearest
+from hotrow.files import replacing
 
 app = typer.Typer(
     name="hotrow",
@@ -211,9 +212,8 @@ def bench(
         raise SettingsError(f'There is no benchmark "{name}".{nearest(name, BENCHES)}')
     report = BENCHES[name](quick)
     if json_file is not None:
-        beside = json_file.with_name(f".{json_file.name}.new")
-        beside.write_text(json.dumps(report, indent=1) + "\n")
-        beside.replace(json_file)
+        with replacing(json_file, "The report") as beside:
+            beside.write_text(json.dumps(report, indent=1) + "\n")
     show.benchmarked(report)
 
 

@@ -10,6 +10,7 @@ import typer
 
 from hotrow.cli import AsJson, Overwrite, _give, _percent, app
 from hotrow.errors import SettingsError
+from hotrow.files import replacing
 
 
 @app.command()
@@ -63,20 +64,10 @@ def advise(
     )
     text = advice.run_file(str(data) if out is None else relative(data, out))
     if out is not None:
-        _write(out, text)
+        with replacing(out, "The run file", SettingsError) as beside:
+            beside.write_text(text, "utf-8")
     said = {**advice.as_data(), "run_file": text, "written": None if out is None else str(out)}
     _give(said, as_json, _show)
-
-
-def _write(path: Path, text: str) -> None:
-    beside = path.with_name(f".{path.name}.new")
-    try:
-        beside.write_text(text, "utf-8")
-        beside.replace(path)
-    except OSError as error:
-        raise SettingsError(f"{path} could not be written: {error.strerror or error}.") from None
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _show(data: Mapping[str, Any]) -> None:

@@ -18,7 +18,6 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +27,7 @@ from hotrow import _native
 from hotrow.data.dataset import DataSet
 from hotrow.data.mix import mix64
 from hotrow.errors import DataError, SettingsError, nearest
-from hotrow.files import flush
+from hotrow.files import replacing
 
 Ints = NDArray[np.int64]
 U64 = NDArray[np.uint64]
@@ -169,19 +168,12 @@ class Graph:
             "nodes": [len(side.keys) for side in self.sides],
             "edges": self.edges,
         }
-        beside = path.with_name(f".{path.name}.{uuid4().hex[:12]}.partial")
-        try:
+        schema = _SCHEMA.with_metadata({"graph": json.dumps(about)})
+        with replacing(path, "The graph") as beside:
             path.parent.mkdir(parents=True, exist_ok=True)
-            schema = _SCHEMA.with_metadata({"graph": json.dumps(about)})
             with pa.OSFile(str(beside), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
                 for array in arrays:
                     writer.write_batch(pa.record_batch({"value": np.asarray(array, np.int64)}, schema=schema))
-            flush(beside)
-            beside.replace(path)
-        except OSError as error:
-            raise DataError(f"The graph {path} could not be written: {error.strerror or error}.") from error
-        finally:
-            beside.unlink(missing_ok=True)
 
     @staticmethod
     def load(path: Path | str) -> Graph:

@@ -16,14 +16,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from hotrow.errors import DataError, SettingsError, nearest
-from hotrow.files import flush
+from hotrow.files import replacing
 from hotrow.table import Table
 
 INDEX_BYTES = 16
@@ -115,18 +114,11 @@ class Plan:
             "facts": self.facts,
         }
         schema = _KEYS.with_metadata({"plan": json.dumps(about, allow_nan=False)})
-        beside = path.with_name(f".{path.name}.{uuid4().hex[:12]}.partial")
-        try:
+        with replacing(path, "The plan") as beside:
             path.parent.mkdir(parents=True, exist_ok=True)
             with pa.OSFile(str(beside), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
                 for batch in batches:
                     writer.write_batch(batch)
-            flush(beside)
-            beside.replace(path)
-        except OSError as error:
-            raise DataError(f"The plan {path} could not be written: {error.strerror or error}.") from error
-        finally:
-            beside.unlink(missing_ok=True)
 
     @staticmethod
     def load(path: Path | str) -> Plan:

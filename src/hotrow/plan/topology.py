@@ -18,12 +18,12 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
-from uuid import uuid4
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from hotrow.errors import DataError, SettingsError
+from hotrow.files import replacing
 from hotrow.settings import Settings, parse
 from hotrow.sizes import parse_size
 from hotrow.toml import to_toml
@@ -150,14 +150,8 @@ class Topology(Settings):
             raise DataError(f"{path} is already there. Name another file, or replace it with --overwrite.")
         if path.exists():
             load_topology(path)  # only a cluster file is replaced: a mistyped path costs nothing
-        beside = path.with_name(f".{path.name}.{uuid4().hex[:12]}.partial")
-        try:
+        with replacing(path, "The topology") as beside:
             beside.write_text(self.to_toml(), encoding="utf-8")
-            beside.replace(path)
-        except OSError as error:
-            raise DataError(f"The topology {path} could not be written: {error.strerror or error}.") from error
-        finally:
-            beside.unlink(missing_ok=True)
 
 
 def load_topology(path: Path | str) -> Topology:

@@ -16,7 +16,6 @@ import base64
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
-from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +24,7 @@ import pyarrow.parquet as pq
 
 from hotrow import _native
 from hotrow.errors import DataError, SettingsError
-from hotrow.files import flush
+from hotrow.files import replacing
 from hotrow.profile import sketch
 
 Ints = npt.NDArray[np.int64]
@@ -185,8 +184,7 @@ class KeyCounts:
             "registers": base64.b64encode(self._native.registers().tobytes()).decode(),
         }
         table = pa.table({"key": keys[by], "count": counts[by]}).replace_schema_metadata(about)
-        beside = path.with_name(f".{path.name}.{uuid4().hex[:12]}.partial")
-        try:
+        with replacing(path, "The counts") as beside:
             pq.write_table(
                 table,
                 beside,
@@ -194,12 +192,6 @@ class KeyCounts:
                 use_dictionary=False,
                 column_encoding={"key": "DELTA_BINARY_PACKED", "count": "DELTA_BINARY_PACKED"},
             )
-            flush(beside)
-            beside.replace(path)
-        except OSError as error:
-            raise DataError(f"The counts {path} could not be written: {error.strerror or error}.") from error
-        finally:
-            beside.unlink(missing_ok=True)
 
     @staticmethod
     def load(path: Path | str) -> KeyCounts:

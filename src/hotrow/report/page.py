@@ -15,10 +15,10 @@ from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from hotrow import __version__
-from hotrow.errors import DataError, SettingsError
+from hotrow.errors import SettingsError
+from hotrow.files import replacing
 from hotrow.report.section import Plot, Section, Table
 
 _POLICY = (
@@ -83,15 +83,9 @@ class Page:
     def write(self, path: Path | str) -> None:
         """Writes the file, whole or not at all."""
         path = Path(path)
-        beside = path.with_name(f".{path.name}.{uuid4().hex[:12]}.partial")
         text = self.html()
-        try:
+        with replacing(path, "The page") as beside:
             beside.write_text(text, "utf-8")
-            beside.replace(path)
-        except OSError as error:
-            raise DataError(f"The page {path} could not be written: {error.strerror or error}.") from error
-        finally:
-            beside.unlink(missing_ok=True)
 
     def _navigation(self) -> str:
         links = "".join(f'<li><a href="#{s.id}">{_safe(s.title)}</a></li>' for s in self.sections)
