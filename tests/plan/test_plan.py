@@ -63,7 +63,7 @@ def test_a_plan_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
     def full(path):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("hotrow.plan.plan.flush", full)
+    monkeypatch.setattr("hotrow.files.flush", full)
     with pytest.raises(DataError, match="No space left"):
         a_plan().save(tmp_path / "p")
     assert list(tmp_path.iterdir()) == []
