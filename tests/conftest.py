@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,13 +40,24 @@ def _interpreter(request: pytest.FixtureRequest) -> None:
         sys.modules["triton"].knobs.runtime.interpret = request.path.parent.name == "kernels"
 
 
-_LONG = ("test_rank_dies.py", "test_planned_ranks.py", "test_ray_cluster.py", "test_survives.py")
-"""Tests of many processes over minutes, which a busy machine cannot promise to end in time."""
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs a command of `hotrow`: its exit code, standard output and standard error."""
+    from hotrow.cli import main
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["hotrow", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        out, err = capsys.readouterr()
+        return int(stopped.value.code or 0), out, err
+
+    return run
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if os.environ.get("HOTROW_SLOW"):
-        return
-    for item in items:
-        if item.path.name in _LONG:
-            item.add_marker(pytest.mark.skip(reason="takes minutes: HOTROW_SLOW=1 runs it"))
+    """Tests that take minutes run where they are asked for."""
+    if "HOTROW_SLOW" not in os.environ:
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.skip(reason="takes minutes: HOTROW_SLOW=1 runs it"))

@@ -43,20 +43,6 @@ tensorboard = false
 
 
 @pytest.fixture
-def call(monkeypatch, capsys):
-    """Runs a command: its exit code, standard output and standard error."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["hotrow", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        out, err = capsys.readouterr()
-        return stopped.value.code or 0, out, err
-
-    return run
-
-
-@pytest.fixture
 def folder(tmp_path):
     (tmp_path / "log.csv").write_text(LOG)
     (tmp_path / "schema.toml").write_text(SCHEMA)

@@ -7,20 +7,14 @@ from importlib import metadata
 import pytest
 
 from hotrow import doctor
-from hotrow.cli import main
 from hotrow.doctor import diagnose
 
 
 @pytest.fixture
-def call(monkeypatch, capsys):
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["hotrow", "doctor", *arguments])
-        monkeypatch.setenv("COLUMNS", "160")
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return ended.value.code or 0, capsys.readouterr().out
-
-    return run
+def call(call, monkeypatch):
+    """Runs `hotrow doctor`: its exit code and standard output."""
+    monkeypatch.setenv("COLUMNS", "160")
+    return lambda *arguments: call("doctor", *arguments)[:2]
 
 
 def finding(data, name):

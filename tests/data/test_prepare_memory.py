@@ -55,9 +55,7 @@ def resident(pid):
     "times",
     [
         1.2,
-        pytest.param(
-            10, marks=pytest.mark.skipif("HOTROW_SLOW" not in os.environ, reason="takes a minute: set HOTROW_SLOW=1")
-        ),
+        pytest.param(10, marks=pytest.mark.slow),
     ],
 )
 def test_the_limit_holds_for_a_log_larger_than_it(tmp_path, times):

@@ -1,14 +1,13 @@
 """`hotrow plan`: from a data set to a plan that keeps its budget, in words, as JSON and as a picture."""
 
+import functools
 import json
 import shutil
-import sys
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from hotrow.cli import main
 from hotrow.data import Column, DataSet, DataSetWriter, Schema
 from hotrow.errors import DataError
 from hotrow.plan import Plan, row_bytes
@@ -49,17 +48,9 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def call(monkeypatch, capsys):
-    """Runs `hotrow plan`: its exit code, standard output and standard error."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["hotrow", "plan", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        out, err = capsys.readouterr()
-        return stopped.value.code or 0, out, err
-
-    return run
+def call(call):
+    """Runs `hotrow plan`."""
+    return functools.partial(call, "plan")
 
 
 def true_share(dataset, plan):

@@ -1,13 +1,11 @@
 """`hotrow plan --topology` and `hotrow simulate`: from a data set to a plan for ranks, explained and replayed."""
 
 import json
-import sys
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from hotrow.cli import main
 from hotrow.data import Column, DataSet, DataSetWriter, Schema
 from hotrow.plan import Plan
 from hotrow.plan.cluster import key_batches
@@ -46,20 +44,6 @@ def made(tmp_path_factory):
         writer.write("train", pa.table(columns))
     (folder / "cluster.toml").write_text(CLUSTER)
     return folder
-
-
-@pytest.fixture
-def call(monkeypatch, capsys):
-    """Runs `hotrow`: its exit code, standard output and standard error."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["hotrow", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        out, err = capsys.readouterr()
-        return stopped.value.code or 0, out, err
-
-    return run
 
 
 def test_a_plan_for_ranks_explains_itself(made, call, tmp_path):

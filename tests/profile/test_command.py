@@ -6,7 +6,6 @@ import sys
 import pyarrow as pa
 import pytest
 
-from hotrow.cli import main
 from hotrow.data import DataSet, DataSetWriter
 from hotrow.data.synth import PRESETS, SynthSettings, generate
 from hotrow.errors import SettingsError
@@ -37,14 +36,14 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def call(monkeypatch, capsys):
+def call(call, monkeypatch):
+    """Runs `hotrow profile`, which succeeds: its standard output."""
+    monkeypatch.setenv("COLUMNS", "100")
+
     def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["hotrow", "profile", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "100")
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert not ended.value.code, capsys.readouterr().err
-        return capsys.readouterr().out
+        code, out, err = call("profile", *arguments)
+        assert code == 0, err
+        return out
 
     return run
 

@@ -1,25 +1,19 @@
 """`hotrow report`: the page beside the run, several runs in one page, and wrong calls in a sentence."""
 
+import functools
 import json
 import sys
 
 import pytest
 
-from hotrow.cli import main
 from run_folders import run_folder
 
 
 @pytest.fixture
-def call(monkeypatch, capsys):
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["hotrow", "report", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "100")
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return ended.value.code or 0, out, err
-
-    return run
+def call(call, monkeypatch):
+    """Runs `hotrow report`."""
+    monkeypatch.setenv("COLUMNS", "100")
+    return functools.partial(call, "report")
 
 
 def test_the_page_is_written_beside_the_run(data, tmp_path, call):

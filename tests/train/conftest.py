@@ -12,6 +12,7 @@ from hotrow.run import Run
 from hotrow.settings import parse
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.evaluate import Ranker
+from hotrow.train.loop import train
 
 SCHEMA = Schema(
     label="click",
@@ -139,6 +140,25 @@ def close_weights():
                 compare = np.testing.assert_allclose if column in ("values", "state") else np.testing.assert_array_equal
                 close = {"rtol": 1e-5, "atol": 5e-6} if column in ("values", "state") else {}
                 compare(array, tables_b[table][column], err_msg=f"{table} {column}", **close)
+
+    return check
+
+
+@pytest.fixture
+def resumes_alike(make_run, tmp_path, same_weights):
+    """Asserts that a run stopped at a step and resumed ends as one that was not, its lines of these kinds included."""
+    from test_loop import Interrupt, lines
+
+    def check(settings, stop, kinds):
+        whole = make_run(**settings, output__folder=str(tmp_path / "whole"))
+        ended = train(whole)
+        run = make_run(**settings)
+        assert train(run, progress=Interrupt(stop)).steps == stop
+        resumed = train(run, resume=True)
+        same_weights(whole, run)
+        assert resumed.plan == ended.plan
+        for kind in kinds:
+            assert lines(run, kind) == lines(whole, kind)
 
     return check
 

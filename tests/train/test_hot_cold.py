@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_loop import Interrupt, lines
+from test_loop import lines
 from test_planned import OPTIMIZERS, SESSIONS, SMALL
 
 from hotrow.data import DataSet, DataSetWriter
@@ -227,17 +227,9 @@ def test_a_log_of_one_kind_only_has_no_switch(make_run, watch, memory, kind):
 
 
 @pytest.mark.parametrize("stop", [1, 9, 14, 15, 16, 17, 30])
-def test_a_hot_cold_run_is_resumed_to_the_same_bits(make_run, tmp_path, same_weights, stop):
+def test_a_hot_cold_run_is_resumed_to_the_same_bits(resumes_alike, stop):
     settings = {"plan": PLAN, "train__log_every": 3, "train__evaluate_every": 10, **SMALL}
-    whole = make_run(**settings, output__folder=str(tmp_path / "whole"))
-    ended = train(whole)
-    run = make_run(**settings)
-    assert train(run, progress=Interrupt(stop)).steps == stop
-    resumed = train(run, resume=True)
-    same_weights(whole, run)
-    assert resumed.plan == ended.plan
-    for kind in ("train", "evaluate", "switch"):
-        assert lines(run, kind) == lines(whole, kind)
+    resumes_alike(settings, stop, ("train", "evaluate", "switch"))
 
 
 def test_more_epochs_extend_a_finished_run(make_run, tmp_path, same_weights):

@@ -6,7 +6,7 @@ import signal
 import numpy as np
 import pytest
 from test_kill import KILLED, start
-from test_loop import Interrupt, lines
+from test_loop import lines
 
 from hotrow.data import DataSet
 from hotrow.errors import DataError, SettingsError
@@ -135,17 +135,9 @@ def test_a_plan_made_on_the_way_follows_accesses_that_move(make_run, moving, tmp
 
 @pytest.mark.parametrize("stop", [4, 5, 6, 17, 31])
 @pytest.mark.parametrize("replan_every", [5, "epoch"])
-def test_a_run_that_replans_is_resumed_to_the_same_bits(make_run, tmp_path, same_weights, replan_every, stop):
+def test_a_run_that_replans_is_resumed_to_the_same_bits(resumes_alike, replan_every, stop):
     settings = {"plan": {"memory": "6KiB", "replan_every": replan_every}, "train__log_every": 3, **SMALL}
-    whole = make_run(**settings, output__folder=str(tmp_path / "whole"))
-    ended = train(whole)
-    run = make_run(**settings)
-    assert train(run, progress=Interrupt(stop)).steps == stop
-    resumed = train(run, resume=True)
-    same_weights(whole, run)
-    assert resumed.plan == ended.plan
-    for kind in ("train", "evaluate", "plan"):
-        assert lines(run, kind) == lines(whole, kind)
+    resumes_alike(settings, stop, ("train", "evaluate", "plan"))
 
 
 @pytest.mark.parametrize(
