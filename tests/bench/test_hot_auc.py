@@ -65,7 +65,7 @@ def test_a_gap_is_the_mean_of_the_differences_of_seeds():
 def test_the_criteo_sample_trains_to_the_same_auc_split_over_tiers(shared_data: Path, tmp_path, monkeypatch):
     monkeypatch.setenv(FOLDER, str(shared_data))
     monkeypatch.setattr(hot_auc, "JUDGE", 256)
-    criteo = hot_auc._criteo(tmp_path, quick=True)
+    criteo = hot_auc.criteo_log(tmp_path, quick=True)
     assert isinstance(criteo, Workload)
     short = criteo._replace(batch_size=4096, seeds={"plain": 1, "split": 1, "hot_cold": 1})
     gaps = hot_auc.gaps_of(short, tmp_path, Here())

@@ -18,11 +18,9 @@ AUC, hit rates by size and policy: `cache_crew.py`, on a real log. The shard's o
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,14 +28,12 @@ import numpy as np
 
 from hotrow.bench import cache_crew, shard_rate
 from hotrow.bench.cache_worker import Work
-from hotrow.bench.hosts import Hosts, unavailable
+from hotrow.bench.hosts import Hosts, hear, shards_on, tell, unavailable
 from hotrow.bench.hot import CARDINALITIES, Draws, keys_of
 from hotrow.bench.report import Report, add, missing, new_report
 from hotrow.data import prepare
 from hotrow.data.graph import Graph
 from hotrow.data.synth import SynthSettings, write_log
-from hotrow.service.curve import make_keys
-from hotrow.service.local import ShardProcess
 from hotrow.tiers.cache_check import Checker
 
 WORKERS, DIM, BATCH, SHARE, CLOCK = 4, 128, 128, 0.10, 100
@@ -132,14 +128,14 @@ def _measure(report: Report, folder: Path, quick: bool) -> None:
 
 
 def _run(job: Job, rate: float, cache: Mapping[str, Any] | None, warm: int, steps: int, folder: Path) -> Measured:
-    with Hosts(WORKERS + 1, link=FILLING) as hosts, _shard(hosts, folder) as (shard, key):
+    with Hosts(WORKERS + 1, link=FILLING) as hosts, shards_on(hosts, [0], folder) as ([shard], key):
         workers, checked = [], []
         for rank in range(WORKERS):
             checked.append(folder / f"checked-{rank}.npz")
             work = Work(
                 rank=rank,
                 workers=WORKERS,
-                shard=shard,
+                shard=shard.address,
                 key=str(key),
                 meeting=f"{hosts.address(1)}:29555",
                 batch=BATCH,
@@ -157,13 +153,13 @@ def _run(job: Job, rate: float, cache: Mapping[str, Any] | None, warm: int, step
             env = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
             workers.append(hosts.start(rank + 1, work.command(), env, **pipes))
-        _hear(workers)
+        hear(workers)
         hosts.shape(rate)
         before = hosts.bytes(0)
-        _tell(workers)
-        said = [json.loads(line) for line in _hear(workers)]
+        tell(workers)
+        said = [json.loads(line) for line in hear(workers)]
         after = hosts.bytes(0)
-        _tell(workers)
+        tell(workers)
         for worker in workers:
             worker.wait(timeout=120)
         last = sum(hosts.bytes(0)) - sum(after)
@@ -172,36 +168,6 @@ def _run(job: Job, rate: float, cache: Mapping[str, Any] | None, warm: int, step
     seconds = sum(one["exchange_s"] for one in said) / WORKERS / steps
     rate_of = WORKERS * BATCH * steps / max(one["seconds"] for one in said)
     return Measured(moved / steps, seconds, rate_of, said, violations, last)
-
-
-@contextmanager
-def _shard(hosts: Hosts, folder: Path) -> Iterator[tuple[str, Path]]:
-    """A shard on the first host, and the key that workers need."""
-    shutil.rmtree(folder / "keys", ignore_errors=True)
-    of_shard, of_trainer = make_keys(folder / "keys")
-    shard = ShardProcess(f"tcp://{hosts.address(0)}:7700", prefix=hosts.prefix(0), key=of_shard)
-    try:
-        yield shard.address, of_trainer
-    finally:
-        shard.stop()
-
-
-def _hear(workers: Sequence[subprocess.Popen[bytes]]) -> list[bytes]:
-    lines = []
-    for worker in workers:
-        assert worker.stdout is not None
-        line = worker.stdout.readline()
-        if not line:
-            raise RuntimeError(f"a worker of the benchmark ended with code {worker.wait()}")
-        lines.append(line)
-    return lines
-
-
-def _tell(workers: Sequence[subprocess.Popen[bytes]]) -> None:
-    for worker in workers:
-        assert worker.stdin is not None
-        worker.stdin.write(b"go\n")
-        worker.stdin.flush()
 
 
 def _said(measured: Measured) -> dict[str, Any]:
@@ -224,9 +190,8 @@ def _draw(folder: Path, steps: int) -> tuple[list[Path], list[Path]]:
     hottest = draws[0].hottest(int(ROWS * SHARE))
     files, fills = [], []
     for rank, draw in enumerate(draws):
-        numbers = draw.numbers(BATCH * steps)
         files.append(folder / f"keys-{rank}.npy")
-        np.save(files[-1], np.stack([keys_of(n) for n in numbers], axis=1).reshape(steps, BATCH, len(numbers)))
+        np.save(files[-1], draw.keys(steps, BATCH))
         share = {f"all.c{t}": keys_of(np.arange(rank, rows, WORKERS)) for t, rows in enumerate(SIZES)}
         hot = {f"hot.c{t}": keys_of(numbers) for t, numbers in enumerate(hottest)}
         fills.append(folder / f"fill-{rank}.npz")

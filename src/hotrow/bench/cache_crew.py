@@ -11,7 +11,6 @@ against keys and rows there and gradients back for every unique row of every bat
 
 from __future__ import annotations
 
-import os
 import statistics
 import tempfile
 from collections.abc import Mapping
@@ -23,11 +22,10 @@ import torch
 from pydantic import TypeAdapter
 from torch.nn import functional as F
 
-from hotrow.bench.real_logs import FOLDER
+from hotrow.bench.hot_auc import criteo_log, demo_log
 from hotrow.bench.report import Report, add
-from hotrow.data import DataSet, Reader, prepare
+from hotrow.data import DataSet, Reader
 from hotrow.data.batch import Batch
-from hotrow.data.synth import SynthSettings, write_log
 from hotrow.embeddings import Embeddings
 from hotrow.lookup import Lookup
 from hotrow.models import Model, ModelInputs, build
@@ -225,11 +223,9 @@ def _auc(model: torch.nn.Module, embeddings: Embeddings, data: DataSet) -> float
 
 
 def _log(folder: Path, quick: bool) -> DataSet:
-    log = Path(os.environ.get(FOLDER, "")) / "criteo.tsv.zst"
-    if log.exists():
-        return prepare(log, folder / "criteo", format="criteo", split="samples:64000", bad="missing", workers=1)
-    write_log(SynthSettings(samples=40_000 if quick else 100_000), folder / "log")
-    return prepare(folder / "log", folder / "demo", workers=1)
+    """Criteo's sample where it is, or else the demo's log."""
+    found = criteo_log(folder, quick)
+    return DataSet.open((demo_log(folder, quick) if isinstance(found, str) else found).data)
 
 
 def _rows(data: DataSet) -> int:

@@ -7,6 +7,7 @@ says what it measured as JSON. What is written back at the end, when it is told 
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import itertools
 import json
@@ -74,42 +75,30 @@ class Work:
         return [sys.executable, "-m", "hotrow.bench.cache_worker", json.dumps(asdict(self))]
 
 
-class Timed:
-    """A backing tier whose exchanges are timed: everything that goes over the link."""
-
-    def __init__(self, served: ServedTier) -> None:
-        self._served, self.seconds = served, 0.0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._served, name)
-
-    def exchange(self, requests: Any) -> Any:
-        return self._timed(self._served.exchange, requests)
-
-    def _timed(self, call: Any, *arguments: Any) -> Any:
-        start = time.perf_counter()
-        try:
-            return call(*arguments)
-        finally:
-            self.seconds += time.perf_counter() - start
-
-
 class TimedServed(ServedTier):
-    """The served tier without a cache, its exchanges timed."""
+    """The served tier, with the seconds that its requests took: a batch's own, or those of a cache in front of it."""
 
     seconds = 0.0
 
     def fetch(self, *arguments: Any) -> Any:
-        start = time.perf_counter()
-        try:
+        with self._timed():
             return super().fetch(*arguments)
-        finally:
-            self.seconds += time.perf_counter() - start
 
     def update(self, *arguments: Any) -> None:
+        with self._timed():
+            super().update(*arguments)
+
+    def exchange(self, *arguments: Any) -> Any:
+        with self._timed():
+            return super().exchange(*arguments)
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
         start = time.perf_counter()
-        super().update(*arguments)
-        self.seconds += time.perf_counter() - start
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - start
 
 
 def main(work: Work) -> None:
@@ -125,7 +114,7 @@ def main(work: Work) -> None:
     names = list(dict.fromkeys(feature.table for feature in features))
     tables = [Table(name=name, dim=dim, optimizer=RowWiseAdagrad(lr=0.05)) for name in names]
     checker = Checker(_bound(work), sample=16) if work.checked else None
-    tier, clock = _tier(work, tables, world, checker)
+    tier, served = _tier(work, tables, world, checker)
     embeddings = Embeddings(tables, features, tiers={tier.name: tier}, plan=Plan.all_on(tier.name, tables))
     model = build(settings, ModelInputs(features, {feature.name: dim for feature in features}, 0))
     trainer = Trainer(embeddings, model, work.workers)
@@ -135,13 +124,13 @@ def main(work: Work) -> None:
         trainer.steps(pipeline, work.warm)
         print("warm", flush=True)
         sys.stdin.readline()
-        before, waited = dict(tier.counters()), clock.seconds
+        before, waited = dict(tier.counters()), served.seconds
         start = time.perf_counter()
         trainer.steps(pipeline, work.steps)
         seconds = time.perf_counter() - start
         after = tier.counters()
     counted = {name: after[name] - before.get(name, 0) for name in after if isinstance(after[name], int)}
-    said = {"exchange_s": clock.seconds - waited, "seconds": seconds, "counters": counted}
+    said = {"exchange_s": served.seconds - waited, "seconds": seconds, "counters": counted}
     print(json.dumps({**said, "staleness": after.get("staleness", {})}), flush=True)
     sys.stdin.readline()
     if checker is not None:
@@ -218,12 +207,11 @@ def _bound(work: Work) -> int | None:
     return None if work.cache is None else Cache(**work.cache).bound
 
 
-def _tier(work: Work, tables: list[Table], world: World, checker: Checker | None) -> tuple[Tier, Any]:
+def _tier(work: Work, tables: list[Table], world: World, checker: Checker | None) -> tuple[Tier, TimedServed]:
+    served = TimedServed([work.shard], tables, world=world, combine=False, key=work.key, timeout=120)
     if work.cache is None:
-        plain = TimedServed([work.shard], tables, world=world, combine=False, key=work.key, timeout=120)
-        return plain, plain
-    timed = Timed(ServedTier([work.shard], tables, world=world, combine=False, key=work.key, timeout=120))
-    return CachedTier(timed, Cache(**work.cache), world=world, checker=checker), timed
+        return served, served
+    return CachedTier(served, Cache(**work.cache), world=world, checker=checker), served
 
 
 def _meet(work: Work) -> None:

@@ -18,10 +18,14 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from hotrow.errors import HotrowError
+from hotrow.service.curve import make_keys
+from hotrow.service.local import ShardProcess
 
 _BURST = 256 << 10  # bytes a link may send at once: a few of the kernel's largest segments
 _QUEUE = 16 << 20  # bytes that wait before any is dropped
@@ -143,6 +147,38 @@ class Hosts:
     def _outer(self, host: int) -> str:
         """The bridge's end of a host's link."""
         return f"hr{os.getpid()}v{host}"
+
+
+@contextlib.contextmanager
+def shards_on(hosts: Hosts, numbers: Sequence[int], folder: Path) -> Iterator[tuple[list[ShardProcess], Path]]:
+    """A shard on each of these hosts, and the key that trainers need; key files are in `folder` meanwhile."""
+    with tempfile.TemporaryDirectory(dir=folder) as keys, contextlib.ExitStack() as stack:
+        of_shard, of_trainer = make_keys(Path(keys) / "keys")
+        shards = []
+        for number in numbers:
+            bind = f"tcp://{hosts.address(number)}:7700"
+            shards.append(stack.enter_context(ShardProcess(bind, prefix=hosts.prefix(number), key=of_shard)))
+        yield shards, of_trainer
+
+
+def hear(processes: Sequence[subprocess.Popen[bytes]]) -> list[bytes]:
+    """The next line of each; one that has ended instead is an error."""
+    lines = []
+    for process in processes:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise HotrowError(f"A process of the benchmark ended with code {process.wait()} before it was done.")
+        lines.append(line)
+    return lines
+
+
+def tell(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Lets each go on that waits for a line."""
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
 
 
 def _shape(where: Sequence[str], device: str, rate: float, delay_ms: float, queue: int) -> None:

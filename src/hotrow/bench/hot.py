@@ -139,6 +139,11 @@ class Draws:
             drawn.append(np.minimum(ranks, rows - 1) * _spread(rows) % rows)
         return drawn
 
+    def keys(self, steps: int, batch: int) -> Keys:
+        """The keys of some batches: `[steps, batch, tables]`."""
+        numbers = self.numbers(steps * batch)
+        return np.stack([keys_of(n) for n in numbers], axis=1).reshape(steps, batch, len(numbers))
+
     def hottest(self, count: int) -> list[Keys]:
         """Row numbers of each table, of the `count` most probable rows over all tables."""
         chances = [np.diff(cumulative, prepend=0.0) for cumulative in self._cumulative]

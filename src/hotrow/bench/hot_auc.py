@@ -62,8 +62,8 @@ def run(quick: bool = False) -> Report:
 def measure(report: Report, quick: bool) -> None:
     """Adds `hot.auc_gap`, the largest of all, and each log's and mode's own."""
     with tempfile.TemporaryDirectory(prefix="hotrow-auc-") as folder:
-        workloads = [_demo(Path(folder), quick)]
-        criteo = _criteo(Path(folder), quick)
+        workloads = [demo_log(Path(folder), quick)]
+        criteo = criteo_log(Path(folder), quick)
         if isinstance(criteo, Workload):
             workloads.append(criteo)
         else:
@@ -144,7 +144,7 @@ def auc_of(settings: Mapping[str, Any]) -> tuple[float, float]:
     return result.metrics["auc"], result.plan.get("measured", 0.0)
 
 
-def _demo(folder: Path, quick: bool) -> Workload:
+def demo_log(folder: Path, quick: bool) -> Workload:
     write_log(SynthSettings(samples=SAMPLES // 20 if quick else SAMPLES), folder / "log")
     prepare(folder / "log", folder / "demo")
     seeds = {"plain": 2, "split": 1, "hot_cold": 2} if quick else {"plain": 8, "split": 4, "hot_cold": 8}
@@ -152,7 +152,7 @@ def _demo(folder: Path, quick: bool) -> Workload:
     return Workload("demo", folder / "demo", 256, 1, 16, 0.15, 0.002, memory, seeds)
 
 
-def _criteo(folder: Path, quick: bool) -> Workload | str:
+def criteo_log(folder: Path, quick: bool) -> Workload | str:
     """The Criteo sample, or why it is not here."""
     found = os.environ.get(FOLDER)
     if not found:

@@ -29,11 +29,10 @@ from typing import Any
 import numpy as np
 
 from hotrow.bench import hybrid_auc, hybrid_failures
-from hotrow.bench.hosts import Hosts, unavailable
+from hotrow.bench.hosts import Hosts, hear, shards_on, tell, unavailable
 from hotrow.bench.hot import CARDINALITIES, Draws, keys_of
 from hotrow.bench.hybrid_worker import PolicyName, Turn, Work
 from hotrow.bench.report import Report, add, missing, new_report
-from hotrow.service.curve import make_keys
 from hotrow.service.local import ShardProcess
 
 TRAINERS, SHARDS, DIM, BATCH, DEEP = 2, 2, 64, 1024, [512, 256]
@@ -142,18 +141,11 @@ def _flat(report: Report, folder: Path, quick: bool) -> None:
 @contextmanager
 def _cluster(folder: Path) -> Iterator[tuple[Hosts, list[ShardProcess], Path]]:
     """Hosts with a shard on each of the first ones, and the key that trainers need."""
-    shutil.rmtree(folder / "keys", ignore_errors=True)
-    of_shard, of_trainer = make_keys(folder / "keys")
-    shards: list[ShardProcess] = []
-    with Hosts(SHARDS + 1, link=LINK, queue=QUEUE) as hosts:
-        try:
-            for number in range(SHARDS):
-                bind = f"tcp://{hosts.address(number)}:7700"
-                shards.append(ShardProcess(bind, prefix=hosts.prefix(number), key=of_shard))
-            yield hosts, shards, of_trainer
-        finally:
-            for shard in shards:
-                shard.stop()
+    with (
+        Hosts(SHARDS + 1, link=LINK, queue=QUEUE) as hosts,
+        shards_on(hosts, range(SHARDS), folder) as (shards, key),
+    ):
+        yield hosts, shards, key
 
 
 def _take_turns(hosts: Hosts, key: Path, turns: Sequence[Turn]) -> Iterator[tuple[Turn, dict[str, Any]]]:
@@ -167,33 +159,20 @@ def _take_turns(hosts: Hosts, key: Path, turns: Sequence[Turn]) -> Iterator[tupl
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(TRAINERS)}
         trainers.append(hosts.start(SHARDS, command, {**shared, **own}, **pipes))
     for turn in turns:
-        for trainer in trainers:
-            _hear(trainer)
-        for trainer in trainers:
-            assert trainer.stdin is not None
-            trainer.stdin.write(b"go\n")
-            trainer.stdin.flush()
-        said = [json.loads(_hear(trainer)) for trainer in trainers]
-        yield turn, said[0]
+        hear(trainers)
+        tell(trainers)
+        first, *_ = hear(trainers)
+        yield turn, json.loads(first)
     for trainer in trainers:
         trainer.wait(_PATIENCE_S)
-
-
-def _hear(trainer: subprocess.Popen[bytes]) -> bytes:
-    assert trainer.stdout is not None
-    line = trainer.stdout.readline()
-    if not line:
-        raise RuntimeError(f"a trainer of the benchmark ended with code {trainer.wait()}")
-    return line
 
 
 def _criteo_keys(folder: Path, steps: int) -> list[str]:
     """A file a trainer, keys [steps, batch, tables]."""
     files = []
     for rank in range(TRAINERS):
-        numbers = Draws(seed=200 + rank).numbers(BATCH * steps)
         files.append(str(folder / f"keys-{rank}.npy"))
-        np.save(files[-1], np.stack([keys_of(n) for n in numbers], axis=1).reshape(steps, BATCH, len(numbers)))
+        np.save(files[-1], Draws(seed=200 + rank).keys(steps, BATCH))
     return files
 
 

@@ -21,7 +21,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from hotrow.bench.hot_auc import Workload, _criteo, _demo, settings
+from hotrow.bench.hot_auc import Workload, criteo_log, demo_log, settings
 from hotrow.bench.report import Report, add, missing, new_report
 from hotrow.run import Run
 from hotrow.settings import parse
@@ -43,8 +43,8 @@ def run(quick: bool = False, seeds: int | None = None, bounds: Sequence[int] = B
 def measure(report: Report, quick: bool, seeds: int, bounds: Sequence[int] = BOUNDS) -> None:
     """Adds `hybrid.auc_gap`, the largest of all, and each log's and bound's own, as it is and in the worst case."""
     with tempfile.TemporaryDirectory(prefix="hotrow-hybrid-auc-") as folder:
-        workloads = [_demo(Path(folder), quick)]
-        criteo = _criteo(Path(folder), quick)
+        workloads = [demo_log(Path(folder), quick)]
+        criteo = criteo_log(Path(folder), quick)
         if isinstance(criteo, Workload):
             workloads.append(criteo)
         else:

@@ -39,6 +39,7 @@ from hotrow.kernels import (
     update,
 )
 from hotrow.kernels.host import WAYS, HostRows
+from hotrow.kernels.tuning import captured
 
 ZIPF, LR, REPEATS = 1.05, 0.01, 5
 
@@ -262,20 +263,6 @@ def _counted(
             update(tables, shape, grouping, grad, members=members)
 
     return turn
-
-
-def captured(turn: Side) -> Side:
-    """The same work as one CUDA graph."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        turn()
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        turn()
-    return graph.replay
 
 
 def fbgemm(workload: Workload, data: list[tuple[Tensor, Tensor]], grad: Tensor) -> Side | None:
