@@ -276,4 +276,4 @@ def test_a_benchmark_is_shown_and_written(call, monkeypatch, tmp_path):
     assert "store.growth" in out
     assert "fbgemm is not installed" in out
     assert json.loads((tmp_path / "store.json").read_text()) == report
-    assert call("bench") == (0, "store\n", "")
+    assert call("bench") == (0, "store\nall\n", "")

@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hotrow.bench.claims import claims_table, peers_table
+from hotrow.bench.report import figure
+
 HEAD = """# Benchmarks
 
 Made by `python -m hotrow.bench.page docs/benchmarks/*.json` from the JSON of full runs; the raw readings are in those
@@ -20,10 +23,18 @@ side that spin after their work are asleep; peers run with their default setting
 stands here as not reached.
 """
 
+CURVE = "cache.auc.wide_deep.s"
+
 
 def page(reports: Sequence[Mapping[str, Any]]) -> str:
-    """One section a report."""
-    return "\n".join([HEAD, *(_section(report) for report in reports)])
+    """What was published and what peers do first, then one section a report."""
+    published = ["## What the source systems published", "", *_rows(*claims_table(reports)), ""]
+    peers = ["## Against peers", "", *_rows(*peers_table(reports)), ""]
+    return "\n".join([HEAD, *published, *peers, *(_section(report) for report in reports)])
+
+
+def _rows(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)]
 
 
 def _section(report: Mapping[str, Any]) -> str:
@@ -32,13 +43,30 @@ def _section(report: Mapping[str, Any]) -> str:
     lines += [f"Versions: {_words(report['versions'])}. Workload: {_words(report['workload'])}.", ""]
     lines += ["| figure | value | must | aim | reached | ours | baseline | note |", "| --- " * 8 + "|"]
     for r in report["results"]:
-        value = f"{r['value']:.{2 if r['value'] >= 0.1 else 4}f} {r['unit']}"
         reached = {True: "yes", False: "**no**", None: ""}[r["met"]]
-        cells = [r["id"], value, _number(r["must"]), _number(r["aim"]), reached]
+        cells = [r["id"], figure(r["value"], r["unit"]), _number(r["must"]), _number(r["aim"]), reached]
         lines.append("| " + " | ".join([*cells, _reading(r["ours"]), _reading(r["baseline"]), r["note"]]) + " |")
     if report["missing"]:
         lines += ["", "Not taken: " + "; ".join(f"{m['id']} ({m['reason']})" for m in report["missing"]) + "."]
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, *_curve(report), ""])
+
+
+def _curve(report: Mapping[str, Any]) -> list[str]:
+    """AUC over the bound on staleness, as a drawing, where the report has it."""
+    points = [(r["id"].removeprefix(CURVE), r["value"]) for r in report["results"] if r["id"].startswith(CURVE)]
+    if len(points) < 3:
+        return []
+    values = [value for _, value in points]
+    return [
+        "",
+        "```mermaid",
+        "xychart-beta",
+        '    title "AUC over the bound on staleness, Wide&Deep"',
+        f'    x-axis "s" [{", ".join(name for name, _ in points)}]',
+        f'    y-axis "AUC" {min(values) - 0.005:.3f} --> {max(values) + 0.005:.3f}',
+        f"    line [{', '.join(f'{value:.4f}' for value in values)}]",
+        "```",
+    ]
 
 
 def _words(facts: Mapping[str, Any]) -> str:

@@ -15,7 +15,9 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +25,23 @@ from typing import Any, Literal
 import hotrow
 
 Report = dict[str, Any]
+
+_listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener", default=None)
+
+
+@contextmanager
+def told(say: Callable[[str], None]) -> Iterator[None]:
+    """Within it every figure is said as soon as it is taken: some benchmarks run for many minutes."""
+    before = _listener.set(say)
+    try:
+        yield
+    finally:
+        _listener.reset(before)
+
+
+def figure(value: float, unit: str) -> str:
+    """A value as people read it."""
+    return f"{value:.{2 if value >= 0.1 else 4}f} {unit}".strip()
 
 
 def new_report(name: str, workload: Mapping[str, Any], packages: Sequence[str] = ()) -> Report:
@@ -51,6 +70,8 @@ def add(
     note: str = "",
 ) -> None:
     """Adds one figure. `must` is what it has to reach, `aim` what we want; None: it is only reported."""
+    if say := _listener.get():
+        say(f"{id}: {figure(value, unit)}")
     met = None if must is None else (value >= must if better == "higher" else value <= must)
     report["results"].append(
         {

@@ -19,8 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from hotrow import __version__
-from hotrow.errors import HotrowError, SettingsError, nearest
-from hotrow.files import replacing
+from hotrow.errors import HotrowError, SettingsError
 
 app = typer.Typer(
     name="hotrow",
@@ -191,33 +190,6 @@ def inspect(
 
 
 @app.command()
-def bench(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Which benchmark; without it, their names.")] = "",
-    quick: Annotated[bool, typer.Option("--quick", help="A small run, to see that it works.")] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write JSON here.")] = None,
-) -> None:
-    """Measure one of Hotrow's claims against a peer, in one run on this machine.
-
-    \b
-    Example:
-      hotrow bench store --quick --json store.json
-    """
-    from hotrow.bench import BENCHES
-    from hotrow.cli import show
-
-    if not name:
-        print("\n".join(sorted(BENCHES)))
-        return
-    if name not in BENCHES:
-        raise SettingsError(f'There is no benchmark "{name}".{nearest(name, BENCHES)}')
-    report = BENCHES[name](quick)
-    if json_file is not None:
-        with replacing(json_file, "The report") as beside:
-            beside.write_text(json.dumps(report, indent=1) + "\n")
-    show.benchmarked(report)
-
-
-@app.command()
 def demo(
     folder: Annotated[Path, typer.Option("--folder", help="Where to put log, data set and run.")] = Path("runs/demo"),
     as_json: AsJson = False,
@@ -263,6 +235,7 @@ def _give(data: dict[str, Any], as_json: bool, show: Any) -> None:
 
 _COMMANDS = (
     "advise",
+    "bench",
     "doctor",
     "flatten",
     "graph",

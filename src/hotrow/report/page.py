@@ -1,4 +1,5 @@
 """One HTML file of plots that opens anywhere without a network: plotly's script is in it, which makes it 5 MB.
+Without plots it has no such script, and is small.
 
 Made for a phone, a dark room, a keyboard and a screen reader alike: headings and landmarks, a link past the
 navigation, colours by `prefers-color-scheme` with a contrast of at least 4.5 for text and 3 for lines, and under every
@@ -67,7 +68,7 @@ class Page:
             self._navigation(),
             f'<main id="main" tabindex="-1">{"".join(_section(s) for s in self.sections)}</main>',
             f"<footer><p>Made by {_safe(self.made_by)}.</p></footer>",
-            f"<script>{plotly_script()}</script>",
+            f"<script>{plotly_script()}</script>" if self.plots else "",
             f'<script type="application/json" id="page-data">{_json(self.as_data())}</script>',
             f"<script>{_resource('page.js')}</script>",
         ]

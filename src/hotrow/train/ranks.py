@@ -34,6 +34,7 @@ T = TypeVar("T")
 Keys = npt.NDArray[np.int64]
 FLAGS = ("SIGINT", "SIGTERM", "checkpoint")
 """What a rank may say with its gradients."""
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed after torch 2.12
 
 
 class Ranks:
@@ -101,13 +102,13 @@ class Ranks:
         every = torch.empty(self.world.size * len(arrays), dtype=torch.int64)
         mine = torch.from_numpy(np.concatenate(arrays).astype(np.uint32).view(np.int32))
         with self.peers.named():
-            dist.all_gather_into_tensor(every, sizes, group=self._keys)
+            _all_gather(every, sizes, group=self._keys)
             counts = every.view(self.world.size, -1)
             room = int(counts.sum(1).max())
             padded = torch.zeros(room, dtype=torch.int32)
             padded[: len(mine)] = mine
             got = torch.empty(self.world.size * room, dtype=torch.int32)
-            dist.all_gather_into_tensor(got, padded, group=self._keys)
+            _all_gather(got, padded, group=self._keys)
         pieces = [
             np.split(row[: sum(of_rank)].numpy().view(np.uint32).astype(np.int64), np.cumsum(of_rank)[:-1])
             for row, of_rank in zip(got.view(self.world.size, room), counts.tolist(), strict=True)
