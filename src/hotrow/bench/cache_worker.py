@@ -11,7 +11,6 @@ import contextlib
 import datetime
 import itertools
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -122,7 +121,6 @@ def main(work: Work) -> None:
     if work.fill:
         _fill(embeddings, work.fill)
     with Pipeline(batches, embeddings, ahead=3, told=embeddings.looks_ahead) as pipeline:
-        os.nice(10)  # of this thread, the model's: on hosts of their own it would not take the exchange's cores
         trainer.steps(pipeline, work.warm)
         print("warm", flush=True)
         sys.stdin.readline()
