@@ -6,13 +6,14 @@ BIN := $(VENV)/bin
 TRITON := $(if $(filter Linux,$(shell uname -s)),triton)
 NATIVE := CMakeLists.txt $(wildcard native/*)
 
-.PHONY: help demo test check format bench browser docs clean
+.PHONY: help demo test check format bench browser wheel docs clean
 help:
 	@echo "make demo     make a session log, prepare it, train on it, evaluate (3 minutes)"
 	@echo "make test     run the tests"
 	@echo "make check    lint, formatting, types; the native core is always built with warnings as errors"
 	@echo "make format   let ruff mend what it can"
 	@echo "make browser  get Chromium and axe-core, to test pages with; tests of pages are skipped without"
+	@echo "make wheel    build the sdist and a wheel of it, install that apart and try it"
 	@echo "make docs     write the generated pages of docs/ again"
 	@echo "make bench    hotrow bench store, against FBGEMM and torch.nn.EmbeddingBag"
 	@echo "make clean    remove what the other targets made"
@@ -68,6 +69,21 @@ $(VENV)/browser: $(VENV)/tools
 	@command -v npm >/dev/null && npm install --prefix $(VENV) --no-save --no-audit --no-fund --loglevel=error \
 		axe-core@4.14.0 >/dev/null || echo "== no axe-core here: pages are not checked for accessibility (needs npm)"
 	@touch $@
+
+# From the sdist, as an installer would; tried beside the libraries of $(VENV), without the source tree in sight.
+wheel: $(VENV)/ready
+	@echo "== building the sdist and a portable wheel of it, and trying that"
+	@rm -rf build/wheel && mkdir -p build/wheel
+	@$(BIN)/python -c 'from scikit_build_core.build import build_sdist; build_sdist("build/wheel")' >build/wheel/log 2>&1 \
+		&& $(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -C cmake.define.HOTROW_PORTABLE=ON \
+		-w build/wheel build/wheel/*.tar.gz || { cat build/wheel/log; exit 1; }
+	@$(PYTHON) -m venv build/wheel/venv
+	@$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > \
+		"$$(build/wheel/venv/bin/python -c 'import site; print(site.getsitepackages()[0])')/beside.pth"
+	@build/wheel/venv/bin/python -m pip install -q --no-deps build/wheel/*.whl
+	@cd build/wheel && venv/bin/hotrow --version && venv/bin/python -c \
+		'import hotrow; from hotrow import _native; assert "wheel" in hotrow.__file__, hotrow.__file__'
+	@ls build/wheel/*.whl build/wheel/*.tar.gz
 
 docs: $(VENV)/ready
 	@$(BIN)/python -m hotrow.reference > docs/settings.md
