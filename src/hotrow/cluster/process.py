@@ -91,7 +91,6 @@ class Process(Command):
         ended: queue.SimpleQueue[Any],
         environment: Mapping[str, str] | None = None,
         tied: bool = False,
-        inherits: Sequence[int] = (),
     ) -> None:
         super().__init__(name, log, listen, ended)
         self._process = subprocess.Popen(
@@ -102,7 +101,6 @@ class Process(Command):
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            pass_fds=inherits,
         )
         self._first = threading.Event()
         threads = [

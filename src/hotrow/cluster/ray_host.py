@@ -2,8 +2,8 @@
 
 The shard or trainer is the same process as with `--cluster local`, tied to the actor: when the actor is killed, it is
 gone too, and Ray starts the actor again. What to run it learns from the supervisor each time, so a new actor and one
-whose process died are the same case. A key comes through Ray and is on no disk: the process inherits a file in
-memory.
+whose process died are the same case. A key comes through Ray and lies in a file that only this user can read, for as
+long as the process runs.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import queue
 import shutil
 import signal
 import socket
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ class Host:
     def __init__(self) -> None:
         self._process: Process | None = None
         self._news: queue.SimpleQueue[str | Process] = queue.SimpleQueue()
+        self._secret = ""
 
     def where(self) -> dict[str, Any]:
         """The Ray node, its address, and this process."""
@@ -64,18 +65,20 @@ class Host:
     ) -> int:
         """Starts a command in place of the one before; its process number."""
         self.stop()
+        if key is not None:
+            handle, self._secret = tempfile.mkstemp(prefix="hotrow-", suffix=".key")
+            with os.fdopen(handle, "w") as file:
+                file.write(key)
         news = self._news = queue.SimpleQueue[str | Process]()
-        with _in_memory(key or "") as (path, handle):
-            self._process = Process(
-                name,
-                [argument.replace(KEY, path) for argument in arguments],
-                log,
-                listen=lambda _, line: news.put(line),
-                ended=news,
-                environment=environment,
-                tied=True,
-                inherits=[handle],
-            )
+        self._process = Process(
+            name,
+            [argument.replace(KEY, self._secret) for argument in arguments],
+            log,
+            listen=lambda _, line: news.put(line),
+            ended=news,
+            environment=environment,
+            tied=True,
+        )
         return self._process.pid
 
     def first_line(self, timeout: float) -> dict[str, Any]:
@@ -103,22 +106,14 @@ class Host:
             self._process.send(signal.Signals(number))
 
     def stop(self) -> None:
-        """Ends what runs."""
+        """Ends what runs, and forgets its key."""
         if self._process is not None:
             self._process.stop(_STOP_S)
+        if self._secret:
+            Path(self._secret).unlink(missing_ok=True)
+            self._secret = ""
 
     def _running(self) -> Process:
         if self._process is None:  # the actor was started again, and the process went with the one before
             raise ServiceError("Nothing was started here yet.")
         return self._process
-
-
-@contextmanager
-def _in_memory(text: str) -> Iterator[tuple[str, int]]:
-    """A file on no disk (Linux has such): its path for a process that inherits its handle, and that handle."""
-    handle = os.memfd_create("hotrow-key")
-    try:
-        os.write(handle, text.encode())
-        yield f"/proc/self/fd/{handle}", handle
-    finally:
-        os.close(handle)
