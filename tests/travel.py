@@ -138,18 +138,13 @@ def travel(embeddings: Embeddings, batches, policy, between=None):
     return seen
 
 
-def columns(embeddings: Embeddings, *, uses: bool = True):
-    """All rows with state and clocks, by tier and table, in the order of their keys.
-
-    Without `uses`, those of remote tiers lack how often and when they were used, which only evictions go by.
-    """
+def columns(embeddings: Embeddings):
+    """All rows with state and clocks, by tier and table, in the order of their keys."""
     found = {}
     for tier, held in embeddings.router.tiers.items():
         for name, store in held.stores().items():
             chunks = list(store.export()) if hasattr(store, "export") else []
             for c in chunks[0] if chunks else ():
-                if c in ("uses", "last") and held.remote and not uses:
-                    continue
                 column = np.concatenate([chunk[c] for chunk in chunks])
                 order = np.concatenate([chunk["keys"] for chunk in chunks]).argsort()
                 found[tier, name, c] = column.reshape(len(order), -1)[order]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -76,9 +76,6 @@ class Layout:
 class Lookup:
     """A batch and its grouping; once fetched its rows, and after `backward` the gradients of its results."""
 
-    in_place: ClassVar[bool] = True
-    """Whether rows stay where they are brought to, so that several threads can each bring some."""
-
     batch: Batch
     layout: Layout
     grouping: _native.Grouping
@@ -106,11 +103,6 @@ class Lookup:
         if self.rows is None:
             self.rows = torch.empty(self.grouping.starts[-1])
         self._bring(self.rows.numpy(), step, only)
-
-    def fetch_some(self, chosen: Chosen, step: int, only: Only) -> None:
-        """After a `fetch` without these tiers: brings their rows at the positions `chosen`; others are read later."""
-        assert self.rows is not None
-        self.rest.fetch(narrow(_of(self.routed, only), chosen), self.rows.numpy(), step)
 
     def _bring(self, rows: Floats, step: int, only: Only | None) -> None:
         at = [i for i, (tier, _) in enumerate(self.routed) if only is None or only(tier)]

@@ -1,9 +1,7 @@
 """Exact training that still fetches ahead: the batches in flight are known, so only what they share has to wait.
 
-A batch is fetched ahead of the model. Rows that batches before it still had to update are read when they have: those
-of the batch just before it in the last moment (`late`), all others earlier (`early`), beside the model. Of a remote
-tier such rows are not fetched before, if this worker has fetched them for the other batch: each travels once (and
-counts as used once; that is what evictions go by, and tiers that evict are not fetched ahead). The
+A batch is fetched ahead of the model. Rows that batches before it still had to update are read again when they have:
+those of the batch just before it in the last moment (`late`), all others earlier (`early`), beside the model. The
 update of a remote tier goes in two parts: first the rows that the next batch has too, the rest beside the next step,
 which it may outlast. The answer to the first part brings the late rows. So between two steps only rows that both have
 travel to a remote tier and back, in one round trip; the same bits as `Sync`, since every row sees every update in the
@@ -55,9 +53,8 @@ class ExactPipeline(Behind):
     ) -> None:
         self._lead = lead
         self._exchange = exchange
-        self._tables: list[_native.InFlight] = []  # what is compared: keys, or hashes of all workers' keys
-        self._mine: list[_native.InFlight] = []  # this worker's keys, where hashes are compared
-        self._counted, self._uncounted = np.zeros((2, 128), np.int64)
+        self._tables: list[_native.InFlight] = []
+        self._counted = np.zeros(128, np.int64)
         self._coming: deque[_Shared] = deque()  # batches that are entered and not yet applied
         self._entered = self._landed = self._firsts = embeddings.steps
         self._moved = -1  # the last batch that was fetched again because rows had moved
@@ -84,11 +81,7 @@ class ExactPipeline(Behind):
         if not self._embeddings.current(item.lookup):
             item = Fetched(item.batch, self._embeddings.group(item.batch), item.inputs)
         flight.fetched, flight.keys = item, self._enter(flight.number, item.lookup.keys())
-        if any(_reads_late(tier) for tier, _ in item.lookup.routed) and item.lookup.in_place:
-            self._embeddings.fetch(item.lookup, flight.number, only=lambda t: fetched_ahead(t) and not _reads_late(t))
-            item.lookup.fetch_some(flight.keys.fresh, flight.number, _reads_late)
-        else:
-            self._embeddings.fetch(item.lookup, flight.number, only=fetched_ahead)
+        self._embeddings.fetch(item.lookup, flight.number, only=fetched_ahead)
         flight.keys.lookup = item.lookup
         with self._changed:
             self._landed = flight.number + 1
@@ -98,7 +91,6 @@ class ExactPipeline(Behind):
         """Finds what a batch has in common with those before it; from now on the others find it too."""
         while len(self._tables) < len(keys):
             self._tables.append(_native.InFlight())
-            self._mine.append(self._tables[-1] if self._exchange is None else _native.InFlight())
         own = everybody = keys
         if self._exchange is not None:
             own = [_hashes(of_table) for of_table in keys]
@@ -108,17 +100,12 @@ class ExactPipeline(Behind):
             before = self._coming[-1] if self._coming and self._coming[-1].number == number - 1 else None
         for table, of_table in zip(self._tables, everybody, strict=True):
             table.enter(of_table, number, self._counted)
-        shared = _Shared(number, seen, keys, own, everybody)
-        for table, fetched, mine, of_table in zip(self._tables, self._mine, own, keys, strict=True):
+        shared = _Shared(number, seen, own, everybody)
+        for table, mine in zip(self._tables, own, strict=True):
             late = table.shared(mine, number - 1, number) if before is not None else _NONE
             early = table.shared(mine, seen, number - 1) if seen < number - 1 else _NONE
-            here = fetched.shared(of_table, seen, number)
-            if fetched is not table:
-                fetched.enter(of_table, number, self._uncounted)
             shared.late.append(late)
             shared.early.append(np.setdiff1d(early, late, assume_unique=True))
-            again = np.union1d(late, early)
-            shared.fresh.append(np.delete(np.arange(len(mine)), np.intersect1d(here, again, assume_unique=True)))
         if before is not None:
             before.first = [t.shared(m, number, number + 1) for t, m in zip(self._tables, before.own, strict=True)]
         with self._changed:
@@ -170,7 +157,7 @@ class ExactPipeline(Behind):
         """The batch after a flight's, if its rows are here, so that late ones can be written over them."""
         with self._changed:
             found = [s for s in self._coming if s.number == flight.number + 1 and s.lookup is not None]
-        return found[0] if found and found[0].lookup.in_place and self._embeddings.current(found[0].lookup) else None
+        return found[0] if found and self._embeddings.current(found[0].lookup) else None
 
     def _drain(self) -> None:
         """As for any policy, and every fetch that may be made is: ranks exchange hashes in it, so all make the same."""
@@ -191,8 +178,6 @@ class ExactPipeline(Behind):
                 for wait in shared.rest:
                     wait()
                 for table, of_table in zip(self._tables, shared.everybody, strict=True):
-                    table.leave(of_table, flight.number)
-                for table, of_table in zip(self._mine, shared.keys, strict=True):
                     table.leave(of_table, flight.number)
                 with self._changed:
                     self._coming.remove(shared)
@@ -223,17 +208,16 @@ class ExactPipeline(Behind):
 class _Shared:
     """What a batch shares with others in flight.
 
-    `own` are its `keys` as they are compared and `everybody` those of all workers; updates before `seen` were applied
+    `own` are its keys as they are compared and `everybody` those of all workers; updates before `seen` were applied
     when it was fetched, and it has `moved` if its rows did afterwards. Positions among its keys: `late`, what the batch
-    before has, `early`, what batches before that had when it was fetched, `fresh`, what this worker has not fetched for
-    one of those, `first`, what the next has. `rest` waits for the part of its update that went behind.
+    before has, `early`, what batches before that had when it was fetched, `first`, what the next has. `rest` waits for
+    the part of its update that went behind.
     """
 
-    def __init__(self, number: int, seen: int, keys: list[Keys], own: list[Keys], everybody: list[Keys]) -> None:
-        self.number, self.seen, self.keys, self.own, self.everybody = number, seen, keys, own, everybody
+    def __init__(self, number: int, seen: int, own: list[Keys], everybody: list[Keys]) -> None:
+        self.number, self.seen, self.own, self.everybody = number, seen, own, everybody
         self.late: list[Keys] = []
         self.early: list[Keys] = []
-        self.fresh: list[Keys] = []
         self.first: list[Keys] | None = None
         self.rest: list[Wait] = []
         self.early_read = self.late_read = self.moved = False
