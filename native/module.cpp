@@ -260,7 +260,7 @@ void bind_store(nb::module_& m) {
         .def_prop_ro("dim", [](const Store& s) { return s.shape().dim; })
         .def_prop_ro("state_dim", [](const Store& s) { return s.shape().state_dim; })
         .def_prop_ro("bf16", [](const Store& s) { return s.shape().bf16; })
-        .def("rows", &Store::rows, nb::call_guard<nb::gil_scoped_release>())
+        .def("rows", &Store::rows_at_once, nb::call_guard<nb::gil_scoped_release>())
         .def("bytes", &Store::bytes, nb::call_guard<nb::gil_scoped_release>())
         .def_prop_rw(
             "steps", [](const Store& s) { return s.steps(); }, [](Store& s, uint64_t n) { s.set_steps(n); })

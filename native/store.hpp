@@ -137,6 +137,7 @@ public:
     const Shape& shape() const { return settings_.shape; }
 
     size_t rows() const { return sum([](const Part& p) { return p.rows(); }); }
+    size_t rows_at_once() const;  // the sum above, while others evict and insert, may see the one and not the other
     size_t bytes() const { return sum([](const Part& p) { return p.bytes(); }) + sketch_->counters().size(); }
 
     // Updates applied: what Adam corrects its bias by.
@@ -359,6 +360,13 @@ inline PartLocks::PartLocks(const Store& store, size_t first, size_t last) : sto
 inline PartLocks::PartLocks(const Store& store) : PartLocks(store, 0, Store::kParts) {}
 inline PartLocks::~PartLocks() {
     for (size_t p = first_; p < last_; ++p) store_.lock(p).unlock();
+}
+
+inline size_t Store::rows_at_once() const {
+    const PartLocks locks(*this);
+    size_t count = 0;
+    for (size_t p = 0; p < kParts; ++p) count += parts_[p].rows();
+    return count;
 }
 
 }  // namespace hotrow
