@@ -25,6 +25,8 @@ def number(batch):
 class Lookup:
     """Stands in for a lookup of one key."""
 
+    in_place = True
+
     def __init__(self, number):
         self.number, self.routed = number, []
 

@@ -34,6 +34,8 @@ _ALIGNED = 16  # bytes: what any array's elements are aligned to
 class DeviceLookup(Lookup):
     """A batch, and where each of its rows is."""
 
+    in_place = False
+
     def __init__(
         self,
         batch: Batch,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -75,6 +75,9 @@ class Layout:
 @dataclass
 class Lookup:
     """A batch and its grouping; once fetched its rows, and after `backward` the gradients of its results."""
+
+    in_place: ClassVar[bool] = True
+    """Whether rows stay where they are brought to, so that several threads can each bring some."""
 
     batch: Batch
     layout: Layout

@@ -157,7 +157,7 @@ class ExactPipeline(Behind):
         """The batch after a flight's, if its rows are here, so that late ones can be written over them."""
         with self._changed:
             found = [s for s in self._coming if s.number == flight.number + 1 and s.lookup is not None]
-        return found[0] if found and self._embeddings.current(found[0].lookup) else None
+        return found[0] if found and found[0].lookup.in_place and self._embeddings.current(found[0].lookup) else None
 
     def _drain(self) -> None:
         """As for any policy, and every fetch that may be made is: ranks exchange hashes in it, so all make the same."""
@@ -196,7 +196,7 @@ class ExactPipeline(Behind):
         """Reads rows of the batch after the next, beside the model, that are as they will be at its turn."""
         with self._changed:
             found = [s for s in self._coming if s.number == flight.number + 2 and s.lookup is not None]
-        for shared in found:
+        for shared in (s for s in found if s.lookup.in_place):
             with self._gate, self._phases("read_behind"):
                 lookup = shared.lookup
                 if not self._embeddings.current(lookup) or any(tier.collective for tier, _ in lookup.routed):
