@@ -162,6 +162,9 @@ class Answer(NamedTuple):
     machine: str
 
 
+_NOT_RUN = Answer("not taken", "this benchmark was not run", "")
+
+
 def answers(reports: Sequence[Mapping[str, Any]]) -> dict[str, Answer]:
     """Every figure of some reports by its id; what is missing in one may be in another."""
     found: dict[str, Answer] = {}
@@ -188,7 +191,7 @@ def claims_table(reports: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...],
     columns = ("system", "published", "on", "figure here", "value", "reached", "machine", "what differs", "command")
     rows: list[tuple[str, ...]] = []
     for claim in CLAIMS:
-        answer = found.get(claim.id, Answer("not taken", "this benchmark was not run", ""))
+        answer = found.get(claim.id, _NOT_RUN)
         command = f"`hotrow bench {command_of(claim.id)}`"
         rows.append((claim.system, claim.published, claim.workload, claim.id, *answer, claim.differs, command))
     return columns, rows
@@ -197,9 +200,8 @@ def claims_table(reports: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...],
 def peers_table(reports: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Columns and rows: every peer with the ratio against it."""
     found = answers(reports)
-    missing = Answer("not taken", "this benchmark was not run", "")
     return ("peer", "figure", "ratio", "reached", "machine"), [
-        (peer, id, *found.get(id, missing)) for peer, id in PEERS
+        (peer, id, *found.get(id, _NOT_RUN)) for peer, id in PEERS
     ]
 
 
