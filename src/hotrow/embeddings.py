@@ -61,7 +61,7 @@ class Update:
     def apply_first(self, chosen: Chosen, following: Lookup | None, late: Chosen, only: Only) -> list[Wait]:
         """Hands local tiers all of a lookup's gradients, and begins to hand remote ones those of chosen rows.
 
-        Once applied there, `late` rows of the `following` batch are read from tiers that `only` names.
+        Once applied there, `late` rows of the `following` batch are fetched from tiers that `only` names.
         """
         assert isinstance(self.of, Lookup)
         return self.of.update_first(self.grads, self.step, chosen, following, late, only)

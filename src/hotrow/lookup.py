@@ -107,6 +107,18 @@ class Lookup:
             self.rows = torch.empty(self.grouping.starts[-1])
         self._bring(self.rows.numpy(), step, only)
 
+    def fetch_some(self, chosen: Chosen, step: int, only: Only, *, late: bool = False) -> None:
+        """After a `fetch` without these tiers: brings their rows at the positions `chosen` for each table among `keys`.
+
+        Others can follow, in any thread; `late` ones are waited for. All are to be there before they are embedded.
+        """
+        assert self.rows is not None
+        routed = _asked(narrow(_of(self.routed, only), chosen))
+        if late:
+            self.rest.fetch_late(routed, self.rows.numpy(), step)
+        else:
+            self.rest.fetch(routed, self.rows.numpy(), step)
+
     def _bring(self, rows: Floats, step: int, only: Only | None) -> None:
         at = [i for i, (tier, _) in enumerate(self.routed) if only is None or only(tier)]
         asked = [self.routed[i] for i in at]
@@ -158,9 +170,7 @@ class Lookup:
     def read_again(self, chosen: Chosen, step: int, only: Only) -> None:
         """Brings rows of some tiers once more: those at the positions `chosen` for each table among `keys`."""
         assert self.rows is not None
-        routed = narrow(_of(self.routed, only), chosen)
-        asked = [(tier, parts) for tier, parts in routed if tier.collective or any(len(part.keys) for part in parts)]
-        self.rest.read(asked, self.rows.numpy(), step)
+        self.rest.read(_asked(narrow(_of(self.routed, only), chosen)), self.rows.numpy(), step)
 
     def finish(self, step: int) -> Gradients:
         """Ends a step: updates what is at hand in this lookup, and gives the gradients that tiers are to apply."""
@@ -175,7 +185,7 @@ class Lookup:
     ) -> list[Wait]:
         """Hands local tiers all gradients, and remote ones those of chosen rows and of tables that count updates.
 
-        In the same go the `late` rows of the `following` batch are read from the remote tiers that `only` names.
+        In the same go the `late` rows of the `following` batch are fetched from the remote tiers that `only` names.
         """
         assert self.tickets is not None
         routed: Routed = []
@@ -185,10 +195,10 @@ class Lookup:
             routed.append((tier, first if tier.remote else parts))
             tickets.append(None if tier.remote else ticket)
         if following is None:
-            return self.rest.update_then_read(routed, grads, step, tickets, [], np.empty(0, np.float32))
+            return self.rest.update_then_fetch(routed, grads, step, tickets, [], np.empty(0, np.float32))
         assert following.rows is not None
         wanted = narrow(_of(following.routed, only), late)
-        return self.rest.update_then_read(routed, grads, step, tickets, wanted, following.rows.numpy())
+        return self.rest.update_then_fetch(routed, grads, step, tickets, wanted, following.rows.numpy())
 
     def update_rest(self, grads: Gradients, step: int, chosen: Chosen) -> list[Wait]:
         """Hands remote tiers the gradients that `update_first` left out."""
@@ -246,6 +256,11 @@ class Lookup:
 
 def _of(routed: Routed, only: Only) -> Routed:
     return [(tier, parts) for tier, parts in routed if only(tier)]
+
+
+def _asked(routed: Routed) -> Routed:
+    """Without tiers that nothing is wanted of; ranks ask collective ones all the same."""
+    return [(tier, parts) for tier, parts in routed if tier.collective or any(len(part.keys) for part in parts)]
 
 
 def narrow(routed: Routed, chosen: Chosen) -> Routed:

@@ -93,18 +93,18 @@ def test_the_same_bits_as_sync_where_rows_come_and_go(settings, kind):
     same_as_sync(items(optimizer=Adagrad(lr=0.3), **settings), kind, 3, batches)
 
 
-def test_rows_are_fetched_ahead_and_only_shared_ones_travel_again():
+def test_rows_are_fetched_ahead_and_shared_ones_once_they_are_final():
     batches = keyed([1, 2, 3], [3, 4, 5], [5, 6, 1], [7, 8, 6])
     case = items(optimizer=SGD(lr=0.1))
     remote_tier = same_as_sync(case, remote, 1, batches).router.tiers["remote"]
     asked = {}
     for what, step, keys in remote_tier.asked:
         asked.setdefault((what, step), []).append(keys["item"])
-    assert asked["fetch", 1] == [[3, 4, 5]]
-    assert asked["read", 1] == [[3]]
+    assert asked["fetch", 1] == [[4, 5], [3]]
     assert asked["update", 0] == [[3], [1, 2]]  # what the next batch waits for, then the rest
     assert asked["update", 1] == [[5], [3, 4]]
-    assert asked["read", 3][-1] == [6]
+    assert asked["fetch", 3] == [[7, 8], [6]]
+    assert not any(what == "read" for what, _ in asked)
     assert asked["update", 3] == [[6, 7, 8]]  # nobody comes after
 
 

@@ -78,7 +78,7 @@ class Answers:
             if ticket is not None:
                 push = ticket.push
                 self._apply(ticket, lambda: self.holding.apply(asked, grads, message.step, push))
-            reply(Kind.ANSWER, self.holding.read_after(message))
+            reply(Kind.ANSWER, self.holding.fetch_after(message))
         elif message.kind == Kind.EXCHANGE:
             reply(Kind.ANSWER, [self._exchange(message)])
         elif message.kind in self._change:
@@ -125,7 +125,7 @@ class Answers:
                 self._complete(round, ticket, message)
         if self._applied.was_applied(message.client, message.sequence):
             for push in self.rounds.take(message.client, message.sequence):
-                rows = self.holding.read_after(push.message)
+                rows = self.holding.fetch_after(push.message)
                 push.reply(Kind.ANSWER, [np.empty(0, np.uint8), *rows] if rows else [])
         else:
             reply(Kind.HELD, [])
@@ -136,7 +136,7 @@ class Answers:
                 push = ticket.push
                 self._apply(ticket, lambda: self._apply_round(round, push))
             shared = shared_in([self.holding.push(held.message)[0] for held in round])
-            rows = [self.holding.read_after(held.message) for held in round]
+            rows = [self.holding.fetch_after(held.message) for held in round]
         except Exception as error:
             for held in round:
                 if held.message is not last:  # who came last is told by the caller

@@ -148,14 +148,22 @@ class Holding:
 
         One that is asked again, for its answer was lost, counts a use twice; that is all it changes.
         """
-        asked = self._asked(message)
+        return self._fetch(message, 0, message.step)
+
+    def fetch_after(self, message: Message) -> list[Array]:
+        """The rows for the next step that a push asks for besides, if it does."""
+        at = _arrays_of_push(message)
+        return self._fetch(message, at, message.step + 1) if len(message.arrays) > at else []
+
+    def _fetch(self, message: Message, at: int, step: int) -> list[Array]:
+        asked = self._asked(message, at)
         rows = self._room(asked)
-        fetch(asked.stores, asked.keys, [None] * len(asked.keys), rows, asked.starts, message.step)
+        fetch(asked.stores, asked.keys, [None] * len(asked.keys), rows, asked.starts, step)
         return _to_wire(rows, asked, message.wire)
 
-    def read(self, message: Message, at: int = 0) -> list[Array]:
-        """Rows as they are; arrays as for `fetch`, from number `at` on."""
-        asked = self._asked(message, at)
+    def read(self, message: Message) -> list[Array]:
+        """Rows as they are; arrays as for `fetch`."""
+        asked = self._asked(message)
         rows = self._room(asked)
         read(asked.stores, asked.keys, [None] * len(asked.keys), rows, asked.starts, message.step)
         return _to_wire(rows, asked, message.wire)
@@ -163,17 +171,12 @@ class Holding:
     def push(self, message: Message) -> tuple[Asked, Floats]:
         """The keys and gradients of a push, checked. Arrays: heads, packed keys, values, exponents with float16.
 
-        Behind them may be heads and packed keys of rows to read once it is applied (`read_after`).
+        Behind them may be heads and packed keys of rows to fetch once it is applied (`fetch_after`).
         """
         asked = self._asked(message)
         if len(message.arrays) > _arrays_of_push(message):
             self._room(self._asked(message, _arrays_of_push(message)))  # refused before anything is applied
         return asked, _from_wire(message, asked)
-
-    def read_after(self, message: Message) -> list[Array]:
-        """The rows that a push asks for besides, if it does."""
-        at = _arrays_of_push(message)
-        return self.read(message, at) if len(message.arrays) > at else []
 
     def apply(self, asked: Asked, grads: Floats, step: int, push: _native.Push | None = None) -> None:
         """One step of each table's optimizer. `push` says what of it was done before the process died."""

@@ -108,13 +108,17 @@ class Router:
         ticket_of = [None] * len(routed) if tickets is None else tickets
         self._at_once(routed, lambda i, tier, parts: tier.update(parts, grads, step, ticket_of[i]))
 
-    def update_then_read(
+    def fetch_late(self, routed: Routed, rows: Floats, step: int) -> None:
+        """Writes rows that were left out of a fetch and are waited for now."""
+        self._at_once(routed, lambda _, tier, parts: tier.fetch_late(parts, rows, step))
+
+    def update_then_fetch(
         self, routed: Routed, grads: Gradients, step: int, tickets: Sequence[Any], wanted: Routed, rows: Floats
     ) -> list[Wait]:
-        """Hands each tier gradients; those that are in `wanted` also read rows of the next batch, in the same go."""
-        reads = {tier.name: parts for tier, parts in wanted}
+        """Hands each tier gradients; those that are in `wanted` also give rows of the next batch, in the same go."""
+        late = {tier.name: parts for tier, parts in wanted}
         begun = [
-            tier.update_then_read(parts, grads, step, reads.get(tier.name, []), rows)
+            tier.update_then_fetch(parts, grads, step, late.get(tier.name, []), rows)
             for tier, parts in routed
             if tier.remote
         ]

@@ -104,6 +104,9 @@ class ServedTier(Tier):
         self._bring(self._behind or self.client, Kind.FETCH, shipments, parts, rows, step)
         return shipments
 
+    def fetch_late(self, parts: Sequence[Part], rows: Floats, step: int) -> None:
+        self._bring(self.client, Kind.FETCH, self.ship(parts), parts, rows, step)
+
     def read(self, parts: Sequence[Part], rows: Floats, step: int) -> None:
         self._bring(self.client, Kind.READ, self.ship(parts), parts, rows, step)
 
@@ -121,7 +124,7 @@ class ServedTier(Tier):
             self.client, [[*k, *self._encode(s, grads)] for k, s in zip(keys, shipments, strict=True)], step
         )
 
-    def update_then_read(
+    def update_then_fetch(
         self, parts: Sequence[Part], grads: Gradients, step: int, wanted: Sequence[Part], rows: Floats
     ) -> Wait:
         """In pieces by key, so that rows of the first come while gradients of the next go."""
@@ -130,12 +133,12 @@ class ServedTier(Tier):
             mine, theirs = self._piece(parts, piece), self._piece(wanted, piece)
             if not mine:
                 continue
-            reading = self.ship(theirs) if any(len(part.keys) for part in theirs) else []
+            late = self.ship(theirs) if any(len(part.keys) for part in theirs) else []
             messages = [[*self._keys(s, mine), *self._encode(s, grads.flat)] for s in self.ship(mine)]
-            for message, shipment in zip(messages, reading, strict=False):
+            for message, shipment in zip(messages, late, strict=False):
                 message += self._keys(shipment, theirs)
             pushed = self._push(self.client, messages, step)
-            begun += [(reading[s] if reading else None, answer) for s, answer in enumerate(pushed)]
+            begun += [(late[s] if late else None, answer) for s, answer in enumerate(pushed)]
 
         def wait() -> None:
             for shipment, future in begun:

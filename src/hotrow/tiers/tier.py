@@ -106,13 +106,17 @@ class Tier:
         """Applies each table's optimizer to the rows of its part."""
         raise TypeError(f"{type(self).__name__} does not say how it updates")
 
-    def update_then_read(
+    def fetch_late(self, parts: Sequence[Part], rows: Floats, step: int) -> None:
+        """As `fetch`, of rows that were left out of it and are waited for now."""
+        self.fetch(parts, rows, step)
+
+    def update_then_fetch(
         self, parts: Sequence[Part], grads: Gradients, step: int, wanted: Sequence[Part], rows: Floats
     ) -> Wait:
-        """Applies gradients, then writes rows of the batch after it as they are. What it returns waits for both."""
+        """Applies gradients, then fetches rows of the batch after it. What it returns waits for both."""
         self.update(parts, grads, step)
         if any(len(part.keys) for part in wanted):
-            self.read(wanted, rows, step + 1)
+            self.fetch_late(wanted, rows, step + 1)
         return done
 
     def update_behind(self, parts: Sequence[Part], grads: Gradients, step: int) -> Wait:

@@ -1,11 +1,12 @@
 """Exact training that still fetches ahead: the batches in flight are known, so only what they share has to wait.
 
-A batch is fetched ahead of the model. Rows that batches before it still had to update are read again when they have:
-those of the batch just before it in the last moment (`late`), all others earlier (`early`), beside the model. The
-update of a remote tier goes in two parts: first the rows that the next batch has too, the rest beside the next step,
-which it may outlast. The answer to the first part brings the late rows. So between two steps only rows that both have
-travel to a remote tier and back, in one round trip; the same bits as `Sync`, since every row sees every update in the
-same order. Adam counts its updates, so the rows of a table with Adam all go first.
+A batch is fetched ahead of the model, but for rows that batches before it still have to update: those are fetched when
+they have, those of the batch just before it in the last moment (`late`), all others earlier (`early`), beside the
+model. So each row travels once (rows of this process are fetched ahead too, and read again). The update of a remote
+tier goes in two parts: first the rows that the next batch has too, the rest beside the next step, which it may outlast.
+The answer to the first part brings the late rows. So between two steps only rows that both have travel to a remote tier
+and back, in one round trip; the same bits as `Sync`, since every row sees every update in the same order.
+Adam counts its updates, so the rows of a table with Adam all go first.
 
 With several workers a row may also be updated by another worker's batch: then hashes of all workers' keys (4 bytes
 each) are exchanged when a batch is fetched. All agree so on which rows go first; a hash met twice costs a transfer.
@@ -19,7 +20,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -80,9 +81,13 @@ class ExactPipeline(Behind):
         item = flight.fetched
         if not self._embeddings.current(item.lookup):
             item = Fetched(item.batch, self._embeddings.group(item.batch), item.inputs)
-        flight.fetched, flight.keys = item, self._enter(flight.number, item.lookup.keys())
-        self._embeddings.fetch(item.lookup, flight.number, only=fetched_ahead)
-        flight.keys.lookup = item.lookup
+        shared = self._enter(flight.number, item.lookup.keys())
+        flight.fetched, flight.keys = item, shared
+        shared.in_parts = item.lookup.in_place and any(_comes_late(tier) for tier, _ in item.lookup.routed)
+        self._embeddings.fetch(item.lookup, flight.number, only=shared.at_once)
+        if shared.in_parts:
+            item.lookup.fetch_some(shared.alone(), flight.number, _comes_late)
+        shared.lookup = item.lookup
         with self._changed:
             self._landed = flight.number + 1
             self._changed.notify_all()
@@ -120,18 +125,18 @@ class ExactPipeline(Behind):
             self._refetch(flight)
             shared.moved, self._moved = True, flight.number
             return
-        chosen = shared.late if shared.early_read else shared.both()
-        if shared.seen <= self._moved:  # batches before it look up other rows of tiers than was known
-            chosen = [np.arange(len(of_table)) for of_table in shared.own]
         with self._phases("read_again"):
             if any(not fetched_ahead(tier) for tier, _ in lookup.routed):
                 self._embeddings.fetch(lookup, flight.number, only=lambda tier: not fetched_ahead(tier))
-            if not shared.late_read or shared.seen <= self._moved:
-                lookup.read_again(chosen, flight.number, fetched_ahead)
-                return
-            lookup.read_again(chosen, flight.number, lambda tier: fetched_ahead(tier) and not _reads_late(tier))
-            if not shared.early_read:
-                lookup.read_again(shared.early, flight.number, _reads_late)
+            with shared.completing:
+                if shared.in_parts:
+                    lookup.fetch_some(shared.missing(), flight.number, _comes_late, late=True)
+                shared.complete = True
+            if shared.seen <= self._moved:  # batches before it look up other rows of tiers than was known
+                lookup.read_again([np.arange(len(of_table)) for of_table in shared.own], flight.number, fetched_ahead)
+            else:
+                again = shared.late if shared.has_early else shared.both()
+                lookup.read_again(again, flight.number, shared.at_once)
 
     def _apply(self, flight: Flight) -> None:
         shared: _Shared = flight.keys
@@ -145,16 +150,16 @@ class ExactPipeline(Behind):
             following = self._following(flight)
             late = [] if following is None else following.late
             lookup = None if following is None else following.lookup
-            begun = flight.update.apply_first(first, lookup, late, _reads_late)
+            begun = flight.update.apply_first(first, lookup, late, _comes_late)
             for wait in begun:
                 wait()
             if following is not None:
-                following.late_read = True
+                following.has_late = True
             self._first_applied(flight)
             shared.rest = flight.update.apply_rest(first)  # now: it would have shared the link with what is waited for
 
     def _following(self, flight: Flight) -> _Shared | None:
-        """The batch after a flight's, if its rows are here, so that late ones can be written over them."""
+        """The batch after a flight's, if it is fetched, so that late rows can be written beside the others."""
         with self._changed:
             found = [s for s in self._coming if s.number == flight.number + 1 and s.lookup is not None]
         return found[0] if found and found[0].lookup.in_place and self._embeddings.current(found[0].lookup) else None
@@ -193,7 +198,7 @@ class ExactPipeline(Behind):
             self._changed.notify_all()
 
     def _after(self, flight: Flight) -> None:
-        """Reads rows of the batch after the next, beside the model, that are as they will be at its turn."""
+        """Brings rows of the batch after the next, beside the model, that are as they will be at its turn."""
         with self._changed:
             found = [s for s in self._coming if s.number == flight.number + 2 and s.lookup is not None]
         for shared in (s for s in found if s.lookup.in_place):
@@ -201,8 +206,13 @@ class ExactPipeline(Behind):
                 lookup = shared.lookup
                 if not self._embeddings.current(lookup) or any(tier.collective for tier, _ in lookup.routed):
                     return
-                lookup.read_again(shared.early, shared.number, fetched_ahead)
-                shared.early_read = True
+                with shared.completing:
+                    if shared.complete:
+                        return
+                    lookup.read_again(shared.early, shared.number, shared.at_once)
+                    if shared.in_parts:
+                        lookup.fetch_some(shared.early, shared.number, _comes_late, late=True)
+                    shared.has_early = True
 
 
 class _Shared:
@@ -210,8 +220,9 @@ class _Shared:
 
     `own` are its keys as they are compared and `everybody` those of all workers; updates before `seen` were applied
     when it was fetched, and it has `moved` if its rows did afterwards. Positions among its keys: `late`, what the batch
-    before has, `early`, what batches before that had when it was fetched, `first`, what the next has. `rest` waits for
-    the part of its update that went behind.
+    before has, `early`, what batches before that had when it was fetched, `first`, what the next has. `in_parts` if
+    some tiers give those later than the others; it `has_late` and `has_early` ones then, and all when it is `complete`.
+    `rest` waits for the part of its update that went behind.
     """
 
     def __init__(self, number: int, seen: int, own: list[Keys], everybody: list[Keys]) -> None:
@@ -220,11 +231,27 @@ class _Shared:
         self.early: list[Keys] = []
         self.first: list[Keys] | None = None
         self.rest: list[Wait] = []
-        self.early_read = self.late_read = self.moved = False
+        self.in_parts = self.has_early = self.has_late = self.complete = self.moved = False
+        self.completing = threading.Lock()
         self.lookup: Any = None  # once it is fetched
 
-    def both(self) -> Sequence[Keys]:
+    def at_once(self, tier: Tier) -> bool:
+        """Whether a tier gives all rows ahead of the model, those that will have changed included."""
+        return fetched_ahead(tier) and not (self.in_parts and _comes_late(tier))
+
+    def both(self) -> list[Keys]:
         return [np.union1d(late, early) for late, early in zip(self.late, self.early, strict=True)]
+
+    def alone(self) -> list[Keys]:
+        """What no batch in flight will change."""
+        return [np.delete(np.arange(len(own)), both) for own, both in zip(self.own, self.both(), strict=True)]
+
+    def missing(self) -> list[Keys]:
+        """What has not come yet."""
+        none = [_NONE] * len(self.own)
+        if self.has_early:
+            return none if self.has_late else self.late
+        return self.early if self.has_late else self.both()
 
 
 def fetched_ahead(tier: Tier) -> bool:
@@ -232,8 +259,8 @@ def fetched_ahead(tier: Tier) -> bool:
     return all(table.admission is None and table.eviction is None for table in tier.tables.values())
 
 
-def _reads_late(tier: Tier) -> bool:
-    """Whether late rows come with the answer to an update. Ranks of a collective tier could not agree on when."""
+def _comes_late(tier: Tier) -> bool:
+    """Whether a row waits for the updates before it. Ranks of a collective tier could not agree on when."""
     return tier.remote and not tier.collective and fetched_ahead(tier)
 
 
