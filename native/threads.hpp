@@ -76,16 +76,18 @@ public:
         }
         Job job{body, n, most - 1};
         bool all;
+        size_t looking;
         {
             std::lock_guard lock(mutex_);
             jobs_.push_back(&job);
             wanted_ += job.helpers_wanted;
+            looking = looking_;
             all = most == threads_ || workers_ >= threads_;  // some that sleep may not help
         }
         if (all)
             wake_.notify_all();
         else
-            for (size_t i = 1; i < most; ++i) wake_.notify_one();
+            for (size_t i = 1 + looking; i < most; ++i) wake_.notify_one();
         run(job);
         std::unique_lock lock(mutex_);
         std::erase(jobs_, &job);
@@ -128,6 +130,8 @@ private:
         return nullptr;
     }
 
+    size_t most_looking() const { return std::max<size_t>(1, threads() / 4); }
+
     void work(size_t id) {
         std::unique_lock lock(mutex_);
         for (;;) {
@@ -142,16 +146,21 @@ private:
                 if (--job->helpers == 0) done_.notify_all();
                 continue;
             }
-            lock.unlock();
-            look_out();
-            lock.lock();
+            if (id + 1 < threads_ && looking_ < most_looking()) {
+                ++looking_;
+                lock.unlock();
+                look_out();
+                lock.lock();
+                --looking_;
+            }
             if (wanted_ == 0 || id + 1 >= threads_) wake_.wait(lock);
         }
     }
 
     // The calls of one training step follow each other within microseconds, and waking a thread takes longer than many of
     // them: look for the next one before sleeping, at first closely, then leaving the core to whoever wants it.
-    // Who is not wanted takes no lock: fifteen threads that all look at one small job would hold it up.
+    // Only a few do, or all of them would come to a small job that wants a few, and hold it up (on 16 cores a fetch of 3,700
+    // rows took 1.0 ms with everyone looking, and 0.2 with three).
     void look_out() {
         using namespace std::chrono;
         const auto start = steady_clock::now();
@@ -173,6 +182,7 @@ private:
     std::atomic<size_t> wanted_{0};  // helpers that open jobs still have work for
     std::atomic<size_t> threads_{1};
     size_t workers_ = 0;
+    size_t looking_ = 0;  // guarded by the mutex
 };
 
 // With `most`, on at most so many threads: waking one takes as long as a few hundred rows.

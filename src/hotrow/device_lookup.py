@@ -115,9 +115,14 @@ class DeviceLookup(Lookup):
             self._keep_rows(rows)
 
     def _new_rows(self) -> Tensor:
-        """Room for the staged rows, with those that are here; where they lie now they may be on their way already."""
+        """Room for the staged rows, with those that are here; where they lie now they may be on their way already.
+
+        Not if they were prepared for a graph: then they go when its step begins.
+        """
         if self.rows is None:
             return self._room
+        if self.prepared is not None:
+            return self.rows
         return torch.empty(self.staged_size, pin_memory=self._tier.device.type == "cuda").copy_(self.rows)
 
     def _keep_rows(self, rows: Tensor) -> None:

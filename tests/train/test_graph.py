@@ -9,14 +9,15 @@ from hotrow import Batch, Embeddings, Feature, Table
 from hotrow.errors import SettingsError
 from hotrow.models import DLRMSettings, ModelInputs
 from hotrow.plan import Plan, Share
+from hotrow.table import Eviction
 from hotrow.train.dense import DenseSGD, DenseStep
 from hotrow.train.graph import GraphStep
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 
 
-def made(device: str) -> tuple[Embeddings, torch.nn.Module, DenseStep]:
-    tables = [Table(name="a", dim=8), Table(name="b", dim=8)]
+def made(device: str, **settings) -> tuple[Embeddings, torch.nn.Module, DenseStep]:
+    tables = [Table(name="a", dim=8), Table(name="b", dim=8, **settings)]
     features = [Feature(name="a"), Feature(name="b")]
     plan = Plan({"a": (Share("device", np.arange(20)), Share("host")), "b": (Share("host"),)})
     torch.manual_seed(0)
@@ -34,6 +35,22 @@ def batches(count: int, size: int = 64) -> list[Batch]:
         )
         for _ in range(count)
     ]
+
+
+@on_gpu
+@pytest.mark.parametrize("settings", [{}, {"eviction": Eviction(capacity=40)}], ids=["", "evicting"])
+def test_fetching_the_next_batch_meanwhile_changes_nothing(settings):
+    one, other = made("cuda", **settings), made("cuda", **settings)
+    steps = [GraphStep(*each, F.binary_cross_entropy_with_logits) for each in (one, other)]
+    given = [b for size in (64, 32) for b in batches(8, size)]
+    losses = [float(loss) for loss in steps[0].each(given)]
+    expected = [float(steps[1](other[0].fetch(other[0].group(batch)))) for batch in given]
+    assert losses == expected
+    for table in ("a", "b"):
+        keys = torch.arange(60)
+        assert torch.equal(one[0].read(table, keys), other[0].read(table, keys))
+    assert one[0].stats() == other[0].stats()
+    assert list(steps[0].each([])) == []
 
 
 @on_gpu

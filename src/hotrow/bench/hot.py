@@ -4,6 +4,7 @@
 exponent that gives as many distinct keys in 80,000 draws as the Criteo sample has, batch 4096, row-wise Adagrad, fresh
 batches. Every side trains the same DLRM on the same batches through the pipeline, reading left out: group, fetch,
 forward, backward, dense step, update. The hot rows are planned within a budget from other draws than are trained on.
+Every side has all its rows before the first step, as in the midst of a long run; FBGEMM's tables are always so.
 
     ours       hot rows in the budget on the device, the others in the host's row store (split mode, exact)
     cpu        everything on the host, all cores
@@ -27,13 +28,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from hotrow import _native
 from hotrow.bench import hot_auc
 from hotrow.bench.hot_sides import DENSE, MODEL, Drawn, OnDevice, OnHost, Trains, fbgemm
 from hotrow.bench.report import Report, add, missing, new_report
 from hotrow.data.batch import Batch
+from hotrow.embeddings import Embeddings
 from hotrow.plan.hot import HotRows, hot_rows
 from hotrow.profile.counts import KeyCounts
 from hotrow.store.optimizers import RowWiseAdagrad
+from hotrow.store.store import RowStore
 from hotrow.table import Table
 
 Keys = npt.NDArray[np.int64]
@@ -92,6 +96,8 @@ def _measure(report: Report, dim: int, suffix: str, steps: int, rounds: int, pro
         "cpu_gpu": OnHost(tables, "cuda", BATCH),
         "cpu": OnHost(tables, "cpu", BATCH),
     }
+    for trained in (side.embeddings for side in sides.values() if isinstance(side, OnDevice | OnHost)):
+        _make_rows(trained)
     try:
         sides["fbgemm"] = fbgemm(tables, CARDINALITIES, planned.memory, BATCH, LR)
     except ImportError:
@@ -178,6 +184,17 @@ def _plan(tables: Sequence[Table], draw: Draws, batches: int) -> HotRows:
         for table, numbers in zip(tables, draw.numbers(50 * BATCH), strict=True):
             counts[table.name].add(keys_of(numbers))
     return hot_rows(tables, counts, BUDGET)
+
+
+def _make_rows(embeddings: Embeddings) -> None:
+    """Makes every row that the host may be asked for."""
+    hot = embeddings.router.plan.keys_on("device")
+    for (name, store), rows in zip(embeddings.router.tiers["host"].stores().items(), CARDINALITIES, strict=True):
+        elsewhere = _native.KeyMap(hot.get(name, np.empty(0, np.int64)))
+        for part in np.array_split(np.arange(rows), max(1, rows // 500_000)):
+            keys = keys_of(part)
+            assert isinstance(store, RowStore)
+            store.fetch(keys[elsewhere.find(keys) < 0], 0)
 
 
 def _take_turns(sides: dict[str, Trains], batches: Sequence[Drawn], steps: int, rounds: int) -> dict[str, list[float]]:

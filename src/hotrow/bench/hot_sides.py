@@ -51,9 +51,9 @@ class OnDevice:
         self._step = GraphStep(self.embeddings, model, DenseStep(model, DenseAdam()), _loss)
 
     def __call__(self, batches: Sequence[Drawn]) -> None:
-        with _threads(1), Pipeline((drawn.batch for drawn in batches), self.embeddings, ahead=4) as pipeline:
-            for fetched in pipeline:
-                self._step(fetched.lookup)
+        with _threads(1):
+            for _ in self._step.each(drawn.batch for drawn in batches):
+                pass
 
     @property
     def tier(self) -> DeviceTier:

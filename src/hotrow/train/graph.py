@@ -7,26 +7,33 @@ kernel, as CUDA asks for; then the step is captured. A batch of another shape, o
 for, is captured anew, so batches whose lengths vary are better trained without.
 
     step = GraphStep(embeddings, model, dense, loss)
-    for batch in batches:
-        loss = step(embeddings.fetch(embeddings.group(batch)))
+    for loss in step.each(batches):
+        ...
+
+While the device works on a batch, `each` fetches the cold rows of the next, and reads those that both have again once
+they are updated: exact, and the device waits for less.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hotrow import kernels
+from hotrow import _native, kernels
+from hotrow.data.batch import Batch
 from hotrow.device_lookup import DeviceLookup, Parcel
 from hotrow.embedded import Embedded, PooledGroup
 from hotrow.embeddings import Embeddings
 from hotrow.errors import SettingsError
-from hotrow.tiers.tier import Gradients
+from hotrow.lookup import Lookup
+from hotrow.tiers.tier import Floats, Gradients
 from hotrow.train.dense import DenseStep
+from hotrow.train.exact import fetched_ahead
+from hotrow.train.pipeline import Fetched, Pipeline
 
 _WARM = 3  # steps before the capture
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -51,6 +58,29 @@ class GraphStep:
 
     def __call__(self, lookup: DeviceLookup) -> Tensor:
         """One step of everything; the lookup is fetched."""
+        loss, handed = self._begin(lookup)
+        self._end(lookup, handed)
+        return loss
+
+    def each(self, batches: Iterable[Batch], *, ahead: int = 4) -> Generator[Tensor]:
+        """Trains on batches one after another, and gives the loss of each; so many are read and grouped ahead."""
+        with _Grouped(batches, self._embeddings, ahead=ahead) as grouped:
+            first = next(grouped, None)
+            lookup: Any = None if first is None else self._embeddings.fetch(first.lookup)
+            while lookup is not None:
+                if not self._embeddings.current(lookup):  # rows have moved since
+                    lookup = self._embeddings.fetch(lookup)
+                loss, handed = self._begin(lookup)
+                coming = next(grouped, None)
+                if coming is None:
+                    self._end(lookup, handed)
+                    lookup = None
+                else:
+                    lookup = self._end_and_fetch(lookup, handed, coming.lookup)
+                yield loss
+
+    def _begin(self, lookup: DeviceLookup) -> tuple[Tensor, Floats]:
+        """Sends a step on its way: its loss, and the gradients of staged rows as they will be when it is done."""
         step = self._embeddings.steps
         if not isinstance(lookup.prepared, Parcel):
             raise SettingsError("This lookup was grouped before there was a graph; group its batch again.")
@@ -59,12 +89,28 @@ class GraphStep:
         self._tier.begin_step(step)
         self._dense.begin_step()
         with torch.cuda.stream(self._stream):
-            loss, handed = self._captured.run(lookup, step)
+            return self._captured.run(lookup, step)
+
+    def _end(self, lookup: DeviceLookup, handed: Floats) -> None:
+        """Waits for the device, and updates rows of other tiers."""
         self._stream.synchronize()
         lookup.count_accesses()
-        lookup.update(Gradients(handed), step)
+        lookup.update(Gradients(handed), self._embeddings.steps)
         self._embeddings.steps += 1
-        return loss
+
+    def _end_and_fetch(self, lookup: DeviceLookup, handed: Floats, following: Lookup) -> Lookup:
+        """The same, and the rows of the following batch as they are afterwards, most of them fetched before."""
+        step = self._embeddings.steps + 1
+        following = self._embeddings.fetch(following, step, only=fetched_ahead)
+        changed = [
+            np.flatnonzero(_native.shared_keys([here, there])[1])
+            for here, there in zip(lookup.keys(), following.keys(), strict=True)
+        ]
+        self._end(lookup, handed)
+        if not all(fetched_ahead(tier) for tier, _ in following.routed):
+            self._embeddings.fetch(following, step, only=lambda tier: not fetched_ahead(tier))
+        following.read_again(changed, step, fetched_ahead)
+        return following
 
     def _pack(self, lookup: DeviceLookup) -> Parcel:
         """What differs from batch to batch, but for cold rows; numbers of rows that are here padded to one length."""
@@ -77,6 +123,13 @@ class GraphStep:
         held[: len(lookup.held)] = lookup.held
         inputs = [None if t is None else t.numpy() for t in (batch.dense, batch.labels)]
         return Parcel([lookup.slots, lookup.offsets, lookup.weights, lookup.staged_begins, held, *inputs])
+
+
+class _Grouped(Pipeline):
+    """Batches read and grouped ahead; who takes them fetches."""
+
+    def _fetched(self, grouped: Generator[Fetched]) -> Generator[Fetched]:
+        return grouped
 
 
 class _Captured:
@@ -100,7 +153,7 @@ class _Captured:
     def fits(self, lookup: DeviceLookup) -> bool:
         return lookup.shape is self._shape and lookup.staged_size <= self._room and lookup.prepared.kinds == self._kinds
 
-    def run(self, lookup: DeviceLookup, step: int) -> tuple[Tensor, Any]:
+    def run(self, lookup: DeviceLookup, step: int) -> tuple[Tensor, Floats]:
         """The loss, and the gradients of the staged rows as they will be on the host when the stream is done."""
         lookup.prepared.send(self._tier.device, self._there)
         self._step_number.fill_(step)
