@@ -13,6 +13,7 @@ from travel import Recorder, batches, number
 
 POLICIES = {
     "sync": Pipeline,
+    "sync, three groupers": partial(Pipeline, groupers=3),
     "hybrid1": partial(HybridPipeline, staleness=1),
     "hybrid3": partial(HybridPipeline, staleness=3),
     "exact": partial(ExactPipeline, lead=2),

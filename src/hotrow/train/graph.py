@@ -36,6 +36,7 @@ from hotrow.train.exact import fetched_ahead
 from hotrow.train.pipeline import Fetched, Pipeline
 
 _WARM = 3  # steps before the capture
+_GROUPERS = 2  # one takes longer to group and pack a batch than the device to train on it
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -64,7 +65,7 @@ class GraphStep:
 
     def each(self, batches: Iterable[Batch], *, ahead: int = 4) -> Generator[Tensor]:
         """Trains on batches one after another, and gives the loss of each; so many are read and grouped ahead."""
-        with _Grouped(batches, self._embeddings, ahead=ahead) as grouped:
+        with _Grouped(batches, self._embeddings, ahead=ahead, groupers=_GROUPERS) as grouped:
             first = next(grouped, None)
             lookup: Any = None if first is None else self._embeddings.fetch(first.lookup)
             while lookup is not None:

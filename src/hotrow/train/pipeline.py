@@ -14,6 +14,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
@@ -105,7 +106,7 @@ class Pipeline:
 
     An error in a background thread is raised to the consumer at the place of the batch it concerns. Use it as
     a context, or call `close()`: threads end, and the batches that were on their way are dropped. Tiers with a cache
-    are `told` of so many coming batches. `pin` is for a model on a GPU.
+    are `told` of so many coming batches. `pin` is for a model on a GPU. So many `groupers` group batches side by side.
     """
 
     def __init__(
@@ -117,8 +118,10 @@ class Pipeline:
         told: int = 0,
         pin: bool = False,
         phases: Phases | None = None,
+        groupers: int = 1,
     ) -> None:
         self._embeddings = embeddings
+        self._groupers = groupers
         self._phases = phases or Phases()
         self._pin = pin
         self._gate = Gate()
@@ -164,11 +167,24 @@ class Pipeline:
         self.close(drop=kind is not None)
 
     def _group(self, batches: Iterable[Batch]) -> Generator[Fetched]:
-        for batch in self._phases.each("read", batches):
-            inputs = Inputs(batch.dense, batch.labels, batch.weights)
-            with self._gate, self._phases("group"):
-                lookup = self._embeddings.group(batch)
-            yield Fetched(batch, lookup, inputs.pinned() if self._pin else inputs)
+        read = self._phases.each("read", batches)
+        if self._groupers == 1:
+            yield from map(self._grouped, read)
+            return
+        with ThreadPoolExecutor(self._groupers, thread_name_prefix="hotrow-group") as threads:
+            begun: deque[Future[Fetched]] = deque()
+            for batch in read:
+                begun.append(threads.submit(self._grouped, batch))
+                if len(begun) == self._groupers:
+                    yield begun.popleft().result()
+            while begun:
+                yield begun.popleft().result()
+
+    def _grouped(self, batch: Batch) -> Fetched:
+        inputs = Inputs(batch.dense, batch.labels, batch.weights)
+        with self._gate, self._phases("group"):
+            lookup = self._embeddings.group(batch)
+        return Fetched(batch, lookup, inputs.pinned() if self._pin else inputs)
 
     def _told(self, grouped: Generator[Fetched]) -> Generator[Fetched]:
         """The same, each once tiers with a cache have brought what they lack for it."""
