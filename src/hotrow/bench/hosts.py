@@ -27,7 +27,8 @@ from hotrow.errors import HotrowError
 from hotrow.service.curve import make_keys
 from hotrow.service.local import ShardProcess
 
-_BURST = 256 << 10  # bytes a link may send at once: a few of the kernel's largest segments
+_BURST = 96 << 10  # bytes a link may send at once, at least: one of the kernel's largest segments
+_BURST_S = 200e-6  # of its rate: what the kernel's timers are late by
 _QUEUE = 16 << 20  # bytes that wait before any is dropped
 
 
@@ -183,7 +184,8 @@ def tell(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 def _shape(where: Sequence[str], device: str, rate: float, delay_ms: float, queue: int) -> None:
     root = [*where, "qdisc", "replace", "dev", device, "root", "handle", "1:"]
-    bucket = ["tbf", "rate", f"{int(rate)}bit", "burst", str(_BURST), "limit", str(queue)]
+    burst = max(_BURST, int(rate / 8 * _BURST_S))
+    bucket = ["tbf", "rate", f"{int(rate)}bit", "burst", str(burst), "limit", str(queue)]
     if delay_ms:
         _run("tc", *root, "netem", "delay", f"{delay_ms}ms", "limit", "10000")
         _run("tc", *where, "qdisc", "add", "dev", device, "parent", "1:", "handle", "2:", *bucket)

@@ -2,8 +2,10 @@
 
 Exchanges are all-to-alls of torch.distributed, as the sharded tiers make them, so what Gloo or NCCL adds is in the
 figures. Between nodes all ranks of a node send at once, each to those of its own number on other nodes; within a
-node each rank sends to its node's others. Two sizes, the median of several times each: a small one gives the latency,
-and what the large one takes more gives the bandwidth. It takes about a second a link.
+node each rank sends to its node's others. Two sizes, several times each: a small one gives the latency, and what the
+large one takes more gives the bandwidth. It takes about two seconds a link. Where ranks share the cores of a host, an
+exchange that comes after work takes longer than one after another (1.3 ms and 0.4, four ranks on two cores): so each
+is measured after some, as a training step has it.
 
 A process that is alone measures no link and reports the memory there is.
 """
@@ -15,6 +17,7 @@ import statistics
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -23,9 +26,11 @@ from hotrow.plan.topology import Link, Topology
 from hotrow.world import World
 
 SMALL = 1 << 10
-LARGE = 4 << 20
+LARGE = 8 << 20
 """Bytes that each rank sends to each other one."""
-TURNS = 7
+WORK = 8 << 20
+"""Bytes that each rank copies before an exchange."""
+TURNS = 15
 _COUNTERS = Path("/proc/net/dev")
 
 
@@ -73,12 +78,13 @@ def _link(among: list[list[int]], device: torch.device, *, senders: int, large: 
     """The link that each of these groups of ranks exchanges over, all of them at once; `senders` share it."""
     group, _ = dist.new_subgroups_by_enumeration(among)  # type: ignore[no-untyped-call]
     sent = senders * (dist.get_world_size(group) - 1)
-    few = _slowest([_exchange(group, device, SMALL, turns)], device)[0]
+    few = statistics.median(_exchange(group, device, SMALL, 3 * turns))
+    few = _over_ranks([few], device, dist.ReduceOp.SUM)[0] / dist.get_world_size()
     for size in (large, 4 * large, 16 * large):  # where much else is going on, more must be sent to see a difference
         before = sent_bytes()
-        taken = _exchange(group, device, size, turns)
+        taken = statistics.fmean(_exchange(group, device, size, turns))  # a busy link has good times and bad ones
         headers = (sent_bytes() - before) / (sent * size * (turns + 1)) - 1 if counted else 0.0
-        much, headers = _slowest([taken, headers], device)
+        much, headers = _over_ranks([taken, headers], device, dist.ReduceOp.MAX)
         if much > 1.25 * few:
             break
     dist.destroy_process_group(group)
@@ -92,29 +98,31 @@ def _link(among: list[list[int]], device: torch.device, *, senders: int, large: 
     )
 
 
-def _slowest(values: list[float], device: torch.device) -> list[float]:
-    """The largest value of any rank, for each."""
+def _over_ranks(values: list[float], device: torch.device, reduce: dist.ReduceOp.RedOpType) -> list[float]:
+    """Each value's sum over the ranks, or the largest of any."""
     tensor = torch.tensor(values, dtype=torch.float64, device=device)
-    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    dist.all_reduce(tensor, op=reduce)
     return [float(v) for v in tensor.tolist()]
 
 
-def _exchange(group: dist.ProcessGroup | None, device: torch.device, each: int, turns: int) -> float:
-    """Seconds of an all-to-all in which each rank sends `each` bytes to each other: the median of some."""
+def _exchange(group: dist.ProcessGroup | None, device: torch.device, each: int, turns: int) -> list[float]:
+    """Seconds of all-to-alls in which each rank sends `each` bytes to each other."""
     ranks = dist.get_world_size(group)
     sizes = [each] * ranks
     sizes[dist.get_rank(group)] = 0  # what stays on a rank crosses no link
     data = torch.zeros(sum(sizes), dtype=torch.uint8, device=device)
     out = torch.empty_like(data)
     taken = []
+    work, copied = np.zeros((2, WORK), np.uint8)
     for _ in range(turns + 1):
+        copied[:] = work
         dist.barrier()
         begin = time.perf_counter()
         dist.all_to_all_single(out, data, sizes, sizes, group=group)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         taken.append(time.perf_counter() - begin)
-    return statistics.median(taken[1:])
+    return taken[1:]
 
 
 def sent_bytes() -> int:
