@@ -62,8 +62,8 @@ class Size(NamedTuple):
 
 FULL = Size(
     Work(tables=2, rows=100_000, dim=64, batch=1024, length=200, zipf=1.05),
-    turns=(3, 2),
-    training=(2, 2),
+    turns=(4, 3),
+    training=(5, 2),
     log_samples=200_000,
     log_batch=8192,
     copies=(1024, 8192),

@@ -16,6 +16,7 @@ import os
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,12 +24,13 @@ import torch.distributed as dist
 
 from hotrow.errors import SettingsError
 from hotrow.plan.topology import Link, Topology
+from hotrow.tiers.lanes import exchange
 from hotrow.world import World
 
 SMALL = 1 << 10
 LARGE = 8 << 20
 """Bytes that each rank sends to each other one."""
-WORK = 8 << 20
+WORK = 12 << 20
 """Bytes that each rank copies before an exchange."""
 TURNS = 15
 _COUNTERS = Path("/proc/net/dev")
@@ -76,18 +78,20 @@ def _memory(device: torch.device, ranks: int) -> int:
 
 def _link(among: list[list[int]], device: torch.device, *, senders: int, large: int, turns: int, counted: bool) -> Link:
     """The link that each of these groups of ranks exchanges over, all of them at once; `senders` share it."""
-    group, _ = dist.new_subgroups_by_enumeration(among)  # type: ignore[no-untyped-call]
-    sent = senders * (dist.get_world_size(group) - 1)
-    few = statistics.median(_exchange(group, device, SMALL, 3 * turns))
+    twice = counted and len(among[0]) == 2 and device.type == "cpu"  # as `tiers/lanes.py` has it
+    groups = [dist.new_subgroups_by_enumeration(among)[0] for _ in range(2 if twice else 1)]  # type: ignore[no-untyped-call]
+    sent = senders * (dist.get_world_size(groups[0]) - 1)
+    few = statistics.median(_exchange(groups, device, SMALL, 3 * turns))
     few = _over_ranks([few], device, dist.ReduceOp.SUM)[0] / dist.get_world_size()
     for size in (large, 4 * large, 16 * large):  # where much else is going on, more must be sent to see a difference
         before = sent_bytes()
-        taken = statistics.fmean(_exchange(group, device, size, turns))  # a busy link has good times and bad ones
+        taken = statistics.fmean(_exchange(groups, device, size, turns))  # a busy link has good times and bad ones
         headers = (sent_bytes() - before) / (sent * size * (turns + 1)) - 1 if counted else 0.0
         much, headers = _over_ranks([taken, headers], device, dist.ReduceOp.MAX)
         if much > 1.25 * few:
             break
-    dist.destroy_process_group(group)
+    for group in groups:
+        dist.destroy_process_group(group)
     if much <= few:
         raise SettingsError(
             f"Exchanges of {size:,} bytes took no longer than of {SMALL:,}, so no bandwidth can be told: something "
@@ -105,11 +109,11 @@ def _over_ranks(values: list[float], device: torch.device, reduce: dist.ReduceOp
     return [float(v) for v in tensor.tolist()]
 
 
-def _exchange(group: dist.ProcessGroup | None, device: torch.device, each: int, turns: int) -> list[float]:
+def _exchange(groups: list[Any], device: torch.device, each: int, turns: int) -> list[float]:
     """Seconds of all-to-alls in which each rank sends `each` bytes to each other."""
-    ranks = dist.get_world_size(group)
+    ranks = dist.get_world_size(groups[0])
     sizes = [each] * ranks
-    sizes[dist.get_rank(group)] = 0  # what stays on a rank crosses no link
+    sizes[dist.get_rank(groups[0])] = 0  # what stays on a rank crosses no link
     data = torch.zeros(sum(sizes), dtype=torch.uint8, device=device)
     out = torch.empty_like(data)
     taken = []
@@ -118,7 +122,7 @@ def _exchange(group: dist.ProcessGroup | None, device: torch.device, each: int, 
         copied[:] = work
         dist.barrier()
         begin = time.perf_counter()
-        dist.all_to_all_single(out, data, sizes, sizes, group=group)
+        exchange(out, data, sizes, sizes, groups)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         taken.append(time.perf_counter() - begin)
