@@ -18,6 +18,7 @@ from hotrow.errors import CheckpointError
 from hotrow.peers import Peers
 from hotrow.plan import Plan
 from hotrow.store.store import Cut
+from hotrow.tiers import lanes
 from hotrow.tiers.device import DeviceTier
 from hotrow.tiers.replicated import ReplicatedTier
 from hotrow.tiers.sharded import ShardedTier
@@ -27,6 +28,7 @@ from test_embeddings import loss_of, results
 
 SEED = 5
 TIMEOUT = 20.0
+lanes.IN_HALVES = 200  # so that small messages too go over two connections, and some still over one
 
 
 @dataclass
