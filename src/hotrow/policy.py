@@ -28,10 +28,9 @@ class Sync(Settings):
 
 
 class Exact(Settings):
-    """Exact and pipelined: rows are fetched ahead, and read again just before use where a batch in between has them.
+    """Exact and pipelined: rows are fetched ahead, but for those that a batch in between will change, which come then.
 
-    Costs the bytes of those rows once more. Tables with admission or eviction, whose rows come and go with the order of
-    fetches, are fetched when their turn is.
+    Tables with admission or eviction, whose rows come and go with the order of fetches, are fetched when their turn is.
     """
 
     name: Literal["exact"] = "exact"
