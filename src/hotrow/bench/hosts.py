@@ -59,12 +59,19 @@ class Hosts:
     """`count` hosts; `link` bits a second between any and the bridge, `inside` of each one's loopback."""
 
     def __init__(
-        self, count: int, *, link: float, inside: float | None = None, delay_ms: float = 0.0, queue: int = _QUEUE
+        self,
+        count: int,
+        *,
+        link: float,
+        inside: float | None = None,
+        delay_ms: float = 0.0,
+        queue: int = _QUEUE,
+        burst: int = 0,
     ) -> None:
-        """`queue` is how many bytes wait at a link before any is dropped."""
+        """`queue`: bytes that wait at a link before any is dropped. `burst`: bytes that it may send at once, at least."""
         if reason := unavailable():
             raise HotrowError(f"No hosts can be made on this machine: {reason}.")
-        self._queue = queue
+        self._queue, self._burst = queue, burst
         self._net = os.getpid() % 200 + 20
         self._bridge = f"hrb{os.getpid()}"
         self._names = [f"hr{os.getpid()}n{i}" for i in range(count)]
@@ -100,8 +107,8 @@ class Hosts:
     def shape(self, link: float, delay_ms: float = 0.0) -> None:
         """Gives every link between hosts another rate."""
         for i, name in enumerate(self._names):
-            _shape([], self._outer(i), link, delay_ms, self._queue)
-            _shape(["-n", name], "eth0", link, delay_ms, self._queue)
+            _shape([], self._outer(i), link, delay_ms, self._queue, self._burst)
+            _shape(["-n", name], "eth0", link, delay_ms, self._queue, self._burst)
 
     def cut(self, host: int, off: bool = True) -> None:
         """Takes a host off the network, or puts it back."""
@@ -140,10 +147,10 @@ class Hosts:
             _ip("-n", name, "address", "add", f"{self.address(i)}/24", "dev", "eth0")
             _ip("-n", name, "link", "set", "eth0", "up")
             _ip("-n", name, "link", "set", "lo", "up")
-            _shape([], self._outer(i), link, delay_ms, self._queue)
-            _shape(["-n", name], "eth0", link, delay_ms, self._queue)
+            _shape([], self._outer(i), link, delay_ms, self._queue, self._burst)
+            _shape(["-n", name], "eth0", link, delay_ms, self._queue, self._burst)
             if inside is not None:
-                _shape(["-n", name], "lo", inside, 0.0, _QUEUE)
+                _shape(["-n", name], "lo", inside, 0.0, _QUEUE, 0)
 
     def _outer(self, host: int) -> str:
         """The bridge's end of a host's link."""
@@ -182,9 +189,9 @@ def tell(processes: Sequence[subprocess.Popen[bytes]]) -> None:
         process.stdin.flush()
 
 
-def _shape(where: Sequence[str], device: str, rate: float, delay_ms: float, queue: int) -> None:
+def _shape(where: Sequence[str], device: str, rate: float, delay_ms: float, queue: int, burst: int) -> None:
     root = [*where, "qdisc", "replace", "dev", device, "root", "handle", "1:"]
-    burst = max(_BURST, int(rate / 8 * _BURST_S))
+    burst = max(burst, _BURST, int(rate / 8 * _BURST_S))
     bucket = ["tbf", "rate", f"{int(rate)}bit", "burst", str(burst), "limit", str(queue)]
     if delay_ms:
         _run("tc", *root, "netem", "delay", f"{delay_ms}ms", "limit", "10000")

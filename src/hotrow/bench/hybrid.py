@@ -1,10 +1,10 @@
 """`hotrow bench hybrid`: two trainers and two shards under `Sync`, `Exact` and `Hybrid`, over a slow link.
 
 Shards are on hosts of their own (`hosts.py`), both trainers on a third, as those of one node; dense gradients stay in
-it. A host's link has `LINK` bits a second each way and a queue of 256 KiB at both ends, as short as a shallow switch's;
-bursts overflow it, those of `Sync` most. With a queue of 16 MiB nothing is lost: `vs_sync.deep_queue`, beside it, says
-what overlapping alone is worth. All hosts share this machine's cores, so the link is slow in proportion: rows of a step
-take somewhat longer on it than the model does. DLRM, dim 64, 1,024 samples a trainer, keys drawn from 26 tables with
+it. A host's link is a token bucket of `LINK` bits a second each way, as clouds limit rates: 256 KiB may go at once, and
+the queue at both ends holds 256 KiB. Bursts overflow it, those of `Sync` most. With a queue of 16 MiB nothing is lost:
+`vs_sync.deep_queue`, beside it, says what overlapping alone is worth. All hosts share this machine's cores, so the link
+is slow in proportion: rows of a step take somewhat longer on it than the model does. DLRM, dim 64, 1,024 samples a trainer, keys drawn from 26 tables with
 Criteo's published cardinalities by Zipf's law (as in `bench hot`). Policies take turns in the same processes; a figure
 is a ratio of medians over rounds.
 
@@ -149,7 +149,7 @@ def _flat(report: Report, folder: Path, quick: bool) -> None:
 def _cluster(folder: Path, queue: int = QUEUE) -> Iterator[tuple[Hosts, list[ShardProcess], Path]]:
     """Hosts with a shard on each of the first ones, and the key that trainers need."""
     with (
-        Hosts(SHARDS + 1, link=LINK, queue=queue) as hosts,
+        Hosts(SHARDS + 1, link=LINK, queue=queue, burst=QUEUE) as hosts,
         shards_on(hosts, range(SHARDS), folder) as (shards, key),
     ):
         yield hosts, shards, key
