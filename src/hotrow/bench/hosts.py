@@ -68,7 +68,7 @@ class Hosts:
         queue: int = _QUEUE,
         burst: int = 0,
     ) -> None:
-        """`queue`: bytes that wait at a link before any is dropped. `burst`: bytes that it may send at once, at least."""
+        """`queue`: bytes that wait at a link before any is dropped. `burst`: those it may send at once, at least."""
         if reason := unavailable():
             raise HotrowError(f"No hosts can be made on this machine: {reason}.")
         self._queue, self._burst = queue, burst
