@@ -5,8 +5,8 @@ it. A host's link is a token bucket of `LINK` bits a second each way, as clouds 
 the queue at both ends holds 256 KiB. Bursts overflow it, those of `Sync` most. With a queue of 16 MiB nothing is lost:
 `vs_sync.deep_queue`, beside it, says what overlapping alone is worth. All hosts share this machine's cores, so the link
 is slow in proportion: rows of a step take somewhat longer on it than the model does. DLRM, dim 64, 1,024 samples a
-trainer, keys drawn from 26 tables with Criteo's published cardinalities by Zipf's law (as in `bench hot`). Policies take
-turns in the same processes; a figure is a ratio of medians over rounds.
+trainer, keys drawn from 26 tables with Criteo's published cardinalities by Zipf's law (as in `bench hot`). Policies
+take turns in the same processes; a figure is a ratio of medians over rounds.
 
     hybrid.vs_sync, exact_vs_sync   samples a second
     hybrid.flat                     the same model on key spaces of 6.25 to 100 trillion parameters. The key space is
