@@ -20,7 +20,11 @@ from hotrow.cli import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md")])
-ELSEWHERE = {"README.md": "test_readme.py", "docs/dedup.md": "bench/test_bench_dedup.py"}
+ELSEWHERE = {
+    "README.md": "test_readme.py",
+    "docs/dedup.md": "bench/test_bench_dedup.py",
+    "examples/ray_cluster/README.md": "cluster/test_ray_cluster.py",
+}
 """Pages with tests of their own."""
 _BLOCK = re.compile(r"(<!-- not run: [^>]+ -->\n)?^```(\w+)[ ]*([\w.]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _SIZES = re.compile(r"(--(?:samples|lines|events)) \d+")
@@ -59,6 +63,11 @@ def runnable(page):
 def test_what_a_page_shows_works_in_the_order_shown(page, tmp_path, monkeypatch):
     if page.name == "torchrec.md":
         _needs_torchrec()
+    run_page(page, tmp_path, monkeypatch)
+
+
+def run_page(page, tmp_path, monkeypatch):
+    """Does in a folder what a page shows."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").mkdir()
     for source in (ROOT / "examples").rglob("*"):

@@ -14,10 +14,12 @@ from hotrow.cluster.ray_host import Host
 from hotrow.cluster.ray_room import Needs, resources_text
 from hotrow.cluster.status import status
 from hotrow.errors import ServiceError, SettingsError
+from hotrow.report.report import report
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.logs import RunFolder
 from hotrow.train.loop import train
 from hotrow.world import World
+from test_pages import ROOT, run_page
 from watching import Watching
 
 EXACT = {"model": {"name": "wide_deep", "deep": [8], "dropout": 0.0}, "data__batch_size": 40}
@@ -111,6 +113,13 @@ def test_a_run_on_one_host_talks_over_loopback_and_is_stopped_with_a_checkpoint(
     assert result["steps"] >= 8
     assert Checkpoint(Checkpoints(run.output.folder / "checkpoints").latest()).step == result["steps"]
     assert cluster.addresses[0].startswith("tcp://127.0.0.1:")
+
+
+def test_the_example_runs_and_its_report_has_what_a_cluster_measures(ray, tmp_path, monkeypatch):
+    run_page(ROOT / "examples/ray_cluster/README.md", tmp_path, monkeypatch)
+    page = report([tmp_path / "examples/ray_cluster/run"])
+    assert [section.id for section in page.sections if section.missing] == []
+    assert {"step-beside", "staleness", "traffic", "memory-process", "factor"} <= {plot.id for plot in page.plots}
 
 
 def test_a_cluster_without_room_says_what_was_asked_and_what_there_is(ray, make_run):
