@@ -6,13 +6,14 @@ import torch
 from torch.nn import functional as F
 
 from hotrow import Batch, Embeddings, Feature, Table
-from hotrow.errors import SettingsError
+from hotrow.errors import DataError, SettingsError
 from hotrow.models import DLRMSettings, ModelInputs
 from hotrow.plan import Plan, Share
 from hotrow.table import Eviction
 from hotrow.train.dense import DenseSGD, DenseStep
 from hotrow.train.graph import GraphStep
 
+evicting = pytest.mark.parametrize("settings", [{}, {"eviction": Eviction(capacity=40)}], ids=["", "evicting"])
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 
 
@@ -37,8 +38,54 @@ def batches(count: int, size: int = 64) -> list[Batch]:
     ]
 
 
+class Stepwise(GraphStep):
+    """The same steps kernel by kernel, for machines without a GPU."""
+
+    def __init__(self, embeddings, model, dense):
+        self._embeddings, self._model, self._dense = embeddings, model, dense
+
+    def _begin(self, lookup):
+        logits = self._model(self._embeddings.embed(lookup), lookup.batch.dense)
+        loss = F.binary_cross_entropy_with_logits(logits, lookup.batch.labels)
+        loss.backward()
+        self._dense.step()
+        return loss.detach(), np.empty(0, np.float32)
+
+    def _end(self, lookup, handed):
+        self._embeddings.step()
+
+
+@evicting
+def test_on_a_cpu_too_fetching_the_next_batch_meanwhile_changes_nothing(settings):
+    one, other = made("cpu", **settings), made("cpu", **settings)
+    step = Stepwise(*other)
+    expected = []
+    for batch in batches(9):
+        loss, handed = step._begin(lookup := other[0].fetch(other[0].group(batch)))
+        step._end(lookup, handed)
+        expected.append(float(loss))
+    assert [float(loss) for loss in Stepwise(*one).each(batches(9))] == expected
+    for table in ("a", "b"):
+        keys = torch.arange(60)
+        assert torch.equal(one[0].read(table, keys), other[0].read(table, keys))
+    assert one[0].stats() == other[0].stats()
+    assert list(Stepwise(*one).each([])) == []
+
+
+def test_an_error_of_a_batch_comes_after_the_batches_before_it():
+    def failing():
+        yield from batches(3)
+        raise DataError("no more")
+
+    made_up, seen = made("cpu"), []
+    with pytest.raises(DataError, match="no more"):
+        for loss in Stepwise(*made_up).each(failing()):
+            seen.append(float(loss))
+    assert len(seen) == made_up[0].steps == 3
+
+
 @on_gpu
-@pytest.mark.parametrize("settings", [{}, {"eviction": Eviction(capacity=40)}], ids=["", "evicting"])
+@evicting
 def test_fetching_the_next_batch_meanwhile_changes_nothing(settings):
     one, other = made("cuda", **settings), made("cuda", **settings)
     steps = [GraphStep(*each, F.binary_cross_entropy_with_logits) for each in (one, other)]

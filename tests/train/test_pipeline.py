@@ -147,14 +147,16 @@ def _trained(pipeline):
         pipeline.update()
 
 
-def test_an_error_of_the_reader_reaches_the_consumer():
+@every_policy
+def test_an_error_of_the_reader_reaches_the_consumer_after_the_batches_before_it(policy):
     def broken():
-        yield from batches(1)
+        yield from batches(4)
         raise DataError("row 7 is malformed")
 
-    with Pipeline(broken(), Recorder()) as pipeline:
-        next(pipeline)
-        pipeline.update()
+    with policy(broken(), Recorder()) as pipeline:
+        for _ in range(4):
+            next(pipeline)
+            pipeline.update()
         with pytest.raises(DataError, match="row 7"):
             next(pipeline)
 

@@ -16,10 +16,11 @@ they are updated: exact, and the device waits for less.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -72,13 +73,19 @@ class GraphStep:
                 if not self._embeddings.current(lookup):  # rows have moved since
                     lookup = self._embeddings.fetch(lookup)
                 loss, handed = self._begin(lookup)
-                coming = next(grouped, None)
-                if coming is None:
-                    self._end(lookup, handed)
-                    lookup = None
-                else:
-                    lookup = self._end_and_fetch(lookup, handed, coming.lookup)
+                coming: _Coming | None = None
+                failed: Exception | None = None
+                try:
+                    coming = self._fetch_next(grouped, lookup)
+                except Exception as error:  # the next batch's: this one is trained on first
+                    failed = error
+                self._end(lookup, handed)
+                if coming is not None:
+                    self._complete(coming)
                 yield loss
+                if failed is not None:
+                    raise failed
+                lookup = None if coming is None else coming.lookup
 
     def _begin(self, lookup: DeviceLookup) -> tuple[Tensor, Floats]:
         """Sends a step on its way: its loss, and the gradients of staged rows as they will be when it is done."""
@@ -99,19 +106,24 @@ class GraphStep:
         lookup.update(Gradients(handed), self._embeddings.steps)
         self._embeddings.steps += 1
 
-    def _end_and_fetch(self, lookup: DeviceLookup, handed: Floats, following: Lookup) -> Lookup:
-        """The same, and the rows of the following batch as they are afterwards, most of them fetched before."""
+    def _fetch_next(self, grouped: Iterator[Fetched], lookup: Lookup) -> _Coming | None:
+        """The batch after `lookup`, which the device is at work on, with rows as they are before its update."""
+        item = next(grouped, None)
+        if item is None:
+            return None
         step = self._embeddings.steps + 1
-        following = self._embeddings.fetch(following, step, only=fetched_ahead)
+        following = self._embeddings.fetch(item.lookup, step, only=fetched_ahead)
         changed = [
             np.flatnonzero(_native.shared_keys([here, there])[1])
             for here, there in zip(lookup.keys(), following.keys(), strict=True)
         ]
-        self._end(lookup, handed)
-        if not all(fetched_ahead(tier) for tier, _ in following.routed):
-            self._embeddings.fetch(following, step, only=lambda tier: not fetched_ahead(tier))
-        following.read_again(changed, step, fetched_ahead)
-        return following
+        return _Coming(following, step, changed)
+
+    def _complete(self, coming: _Coming) -> None:
+        """Brings what the update before it has changed, and rows that are fetched in turn."""
+        if not all(fetched_ahead(tier) for tier, _ in coming.lookup.routed):
+            self._embeddings.fetch(coming.lookup, coming.step, only=lambda tier: not fetched_ahead(tier))
+        coming.lookup.read_again(coming.changed, coming.step, fetched_ahead)
 
     def _pack(self, lookup: DeviceLookup) -> Parcel:
         """What differs from batch to batch, but for cold rows; numbers of rows that are here padded to one length."""
@@ -124,6 +136,14 @@ class GraphStep:
         held[: len(lookup.held)] = lookup.held
         inputs = [None if t is None else t.numpy() for t in (batch.dense, batch.labels)]
         return Parcel([lookup.slots, lookup.offsets, lookup.weights, lookup.staged_begins, held, *inputs])
+
+
+class _Coming(NamedTuple):
+    """A batch that is fetched for its step but for rows that change before: those at some positions of each table."""
+
+    lookup: Lookup
+    step: int
+    changed: list[npt.NDArray[np.intp]]
 
 
 class _Grouped(Pipeline):

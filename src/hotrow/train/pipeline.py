@@ -173,12 +173,20 @@ class Pipeline:
             return
         with ThreadPoolExecutor(self._groupers, thread_name_prefix="hotrow-group") as threads:
             begun: deque[Future[Fetched]] = deque()
-            for batch in read:
-                begun.append(threads.submit(self._grouped, batch))
+            failed: Exception | None = None
+            while failed is None:
+                try:
+                    begun.append(threads.submit(self._grouped, next(read)))
+                except StopIteration:
+                    break
+                except Exception as error:  # comes after the batches that were read before it
+                    failed = error
                 if len(begun) == self._groupers:
                     yield begun.popleft().result()
             while begun:
                 yield begun.popleft().result()
+            if failed is not None:
+                raise failed
 
     def _grouped(self, batch: Batch) -> Fetched:
         inputs = Inputs(batch.dense, batch.labels, batch.weights)
