@@ -159,8 +159,8 @@ private:
 
     // The calls of one training step follow each other within microseconds, and waking a thread takes longer than many of
     // them: look for the next one before sleeping, at first closely, then leaving the core to whoever wants it.
-    // Only a few do, or all of them would come to a small job that wants a few, and hold it up (on 16 cores a fetch of 3,700
-    // rows took 1.0 ms with everyone looking, and 0.2 with three).
+    // Only a few do: if all did, all would come to the lock for a small job that wants a few. What that is worth has not been
+    // measured by itself.
     void look_out() {
         using namespace std::chrono;
         const auto start = steady_clock::now();

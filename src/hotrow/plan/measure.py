@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from hotrow.errors import SettingsError
 from hotrow.plan.topology import Link, Topology
-from hotrow.tiers.lanes import exchange
+from hotrow.tiers.lanes import connections, exchange
 from hotrow.world import World
 
 SMALL = 1 << 10
@@ -78,8 +78,8 @@ def _memory(device: torch.device, ranks: int) -> int:
 
 def _link(among: list[list[int]], device: torch.device, *, senders: int, large: int, turns: int, counted: bool) -> Link:
     """The link that each of these groups of ranks exchanges over, all of them at once; `senders` share it."""
-    twice = counted and len(among[0]) == 2 and device.type == "cpu"  # as `tiers/lanes.py` has it
-    groups = [dist.new_subgroups_by_enumeration(among)[0] for _ in range(2 if twice else 1)]  # type: ignore[no-untyped-call]
+    lines = connections(len(among[0]), apart=counted)
+    groups = [dist.new_subgroups_by_enumeration(among)[0] for _ in range(lines)]  # type: ignore[no-untyped-call]
     sent = senders * (dist.get_world_size(groups[0]) - 1)
     few = statistics.median(_exchange(groups, device, SMALL, 3 * turns))
     few = _over_ranks([few], device, dist.ReduceOp.SUM)[0] / dist.get_world_size()

@@ -107,6 +107,11 @@ class Lane:
         return np.ascontiguousarray(got[:, 2:])
 
 
+def connections(members: int, *, apart: bool) -> int:
+    """How many connections members of a lane have to each other; `apart` if they are on different nodes."""
+    return 2 if members == 2 and apart and dist.get_backend() == "gloo" else 1
+
+
 def exchange(received: Tensor, given: Tensor, coming: Sequence[int], sizes: Sequence[int], groups: list[Any]) -> None:
     """An all-to-all: each member's share of `given` to it, and what they send to `received`."""
     if len(groups) == 2:
@@ -179,9 +184,9 @@ class Lanes:
         near = np.array([rank // w.node_size == w.node for rank in mine])
         lane = Lane(mine, mine.index(w.rank), node, near, traffic, self._peers)
         if lane.size > 1:
-            twice = lane.size == 2 and not near.all() and dist.get_backend() == "gloo"
+            every = every * connections(lane.size, apart=not near.all())
             with self._peers.named():
-                for ranks in every * (2 if twice else 1):  # a rank has to take part in making the groups of others too
+                for ranks in every:  # a rank has to take part in making the groups of others too
                     group = dist.new_group(ranks, timeout=timedelta(seconds=timeout))
                     if ranks is mine:
                         lane.groups.append(group)
