@@ -21,10 +21,10 @@ from hotrow.errors import SettingsError, nearest
 from hotrow.store.store import RowStore, Slots, fetch, read, update
 from hotrow.table import Table
 from hotrow.tiers.hops import WIRES, Ends, Hop, Rule, WireFormat, spread
-from hotrow.tiers.lanes import Kind, Lane, Lanes, Traffic
+from hotrow.tiers.lanes import Lane, Lanes, Traffic
 from hotrow.tiers.owned import OwnedRows
 from hotrow.tiers.tier import Floats, Part, Tier
-from hotrow.world import World
+from hotrow.world import LaneKind, World
 
 
 class CollectiveTier(Tier):
@@ -40,7 +40,7 @@ class CollectiveTier(Tier):
         tables: Sequence[Table],
         world: World,
         *,
-        kinds: dict[str, tuple[Kind, ...]],
+        kinds: dict[str, tuple[LaneKind, ...]],
         owner: int,
         owners: int,
         gives: bool,
@@ -95,7 +95,7 @@ class CollectiveTier(Tier):
             raise SettingsError(f'There is no wire format "{wire}".{nearest(str(wire), WIRES)}')
         self.wire, self._wire = wire, WIRES.index(wire)
 
-    def _path(self, purpose: str, kinds: Sequence[Kind]) -> list[Lane]:
+    def _path(self, purpose: str, kinds: Sequence[LaneKind]) -> list[Lane]:
         return [self._lanes.of(purpose, kind) for kind in kinds]
 
     def _ends(self, parts: Sequence[Part], size: int) -> Ends:
@@ -129,7 +129,7 @@ class CollectiveTier(Tier):
         self._apply(parts, ends, grads, step, slots)
 
 
-def rules(world: World) -> dict[Kind, Rule]:
+def rules(world: World) -> dict[LaneKind, Rule]:
     """Who answers a key over each kind of lane: its owner in the world, or who stands for the owner on the way."""
     return {"world": Rule(world.size), "node": Rule(world.size), "rail": Rule(world.size, world.node_size)}
 
