@@ -69,7 +69,7 @@ def tiers(job: Job, world: World) -> dict[str, Tier]:
 
 def device() -> torch.device:
     """The accelerator, where ranks exchange over NCCL; else this process's memory."""
-    return torch.device("cuda" if dist.is_initialized() and dist.get_backend() == "nccl" else "cpu")
+    return torch.device("cuda" if dist.is_initialized() and "nccl" in str(dist.get_backend_config()) else "cpu")
 
 
 def embeddings(job: Job, world: World) -> Embeddings:
@@ -130,7 +130,7 @@ def train_planned(world: World, job: Job, batches: list[Batch]) -> Seen:
 
 
 def train_on_device(world: World, job: Job, batches: list[Batch]) -> dict[str, Any]:
-    """As `train_planned`, rows on the device where they may be; which are, and what is said of a plan that cannot be."""
+    """As `train_planned`, with rows on the device: those of which tiers are, and what is said if they cannot be."""
     ours = Embeddings(
         job.tables, job.features, seed=SEED, plan=job.plans[0], world=world, device=device(), device_rows=True
     )
@@ -138,6 +138,7 @@ def train_on_device(world: World, job: Job, batches: list[Batch]) -> dict[str, A
         loss_of(ours(batches[0])).backward()
         ours.step()
         before = {table.name: ours.read(table.name, job.keys) for table in job.tables}
+        said = ""
         try:
             ours.replan(job.plans[1])
         except SettingsError as error:

@@ -76,8 +76,8 @@ class Update:
 class Embeddings(nn.Module):
     """Rows for features, from the tiers of a plan; everything in this process's memory unless told otherwise.
 
-    Results are computed on `device`. With `device_rows` the tiers of several ranks that the plan asks for have their rows
-    there too, where it names every key of theirs.
+    Results are computed on `device`. With `device_rows` the tiers of several ranks that the plan asks for have their
+    rows there too, where it names every key of theirs.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hotrow import Batch, Embeddings, Feature, Table
 from hotrow.errors import SettingsError
 from hotrow.plan import Plan, Share
-from hotrow.store.optimizers import SGD, Adagrad, Adam, Momentum, RowWiseAdagrad
+from hotrow.store.optimizers import Adam, Momentum
 from hotrow.tiers import DeviceTier
 from shapes import ON_DEVICE, Case, cases
 from test_embeddings import assert_same_rows, both, loss_of, train

@@ -161,7 +161,7 @@ def test_the_tiers_that_a_plan_asks_for_have_their_rows_on_the_device_where_it_n
     seen = ranks.run(4, "rank_work:train_on_device", job, each=dealt(case.batches, 4), node_size=2)
     assert all(rank == seen[0] for rank in seen)
     assert seen[0] == {"replicated": True, "node": True, "world": False, "said": seen[0]["said"]}
-    assert "table b on tier \"node\", whose rows are on a device" in seen[0]["said"]
+    assert 'table b on tier "node", whose rows are on a device' in seen[0]["said"]
 
 
 @settings(max_examples=8, phases=PHASES)

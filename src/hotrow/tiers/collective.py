@@ -125,7 +125,9 @@ class CollectiveTier(Tier):
         """Those of the keys whose rows are this rank's."""
         if self._owners == 1:
             return dict(keys)
-        return {name: k[_native.owners(np.ascontiguousarray(k), self._owners) == self._owner] for name, k in keys.items()}
+        return {
+            name: k[_native.owners(np.ascontiguousarray(k), self._owners) == self._owner] for name, k in keys.items()
+        }
 
     def _set_wire(self, wire: WireFormat) -> None:
         if wire not in WIRES:

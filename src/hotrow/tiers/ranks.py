@@ -121,7 +121,7 @@ def move_rows(old: Router, new: Router, world: World, steps: int) -> None:
 
 
 def _set_aside(name: str, tier: CollectiveTier, new: Router) -> dict[str, OwnedRows]:
-    """Has a tier on a device hold the rows of the new plan; gives those of its own that go elsewhere, in host memory."""
+    """Has a tier on a device hold the rows of the new plan; its own that go elsewhere are then in host memory."""
     keys, aside = new.plan.keys_on(name), {}
     for table, rows in tier.stores().items():
         aside[table] = RowStore(tier.tables[table].model_copy(update={"admission": None, "eviction": None}))
