@@ -2,8 +2,8 @@
 
 `split` computes the same as no plan but for rounding; `hot_cold` trains on other batches. The AUC of one run moves with
 the order of the samples alone, on a test split as small as Criteo's here by about 0.001, twice what is to be shown, and
-by up to 0.0005 with rounding alone. So each seed, of order and initial weights, is trained in every way, and a figure is
-the mean of the differences over seeds, with its standard error beside it.
+by up to 0.0005 with rounding alone. So each seed, of order and initial weights, is trained in every way, and a figure
+is the mean of the differences over seeds, with its standard error beside it.
 
     criteo   the first 80,000 lines of a Criteo log (`HOTROW_DATA/criteo.tsv.zst`), 64,000 to train on
     demo     the log of `hotrow demo`, trained on as there; lists, histories and what repeats in a session kept once
