@@ -1,4 +1,4 @@
-"""Results of a batch from rows on the device and rows that are staged there, by the kernels, equal one plain table's."""
+"""Results of a batch by the kernels, from rows on the device and rows staged there, equal those of plain tables."""
 
 import numpy as np
 import pytest

@@ -238,6 +238,7 @@ def _classes(rows: list[list[int]], specs: Sequence[TableSpec]) -> tuple[Class, 
 
 
 def aligned(elements: int) -> int:
+    """Where the next segment may begin, behind so many elements."""
     return -(-elements // _ALIGNED) * _ALIGNED
 
 
