@@ -74,10 +74,12 @@ void for_pieces(const std::vector<Piece>& pieces, Body body) {
 
 // Calls body(i, part, hash, slot) for every key of the piece, slot being kNoSlot where there is no row. With `guess`,
 // r.slots says where rows were found before. Three stages run one behind the other, so that memory is always busy:
-// a key's bucket is asked for, then its record, then the body works on what has arrived.
+// a key's bucket is asked for, then its record, then the body works on what has arrived. Each stage does a block of
+// keys in a short loop of its own: asking for memory waits for its address to be translated, and the waits of
+// neighbours overlap only as far as a processor can look ahead.
 template <class Body>
 void for_keys(const Piece& piece, bool guess, Body body) {
-    constexpr size_t kAhead = 12, kRing = 4 * kAhead;
+    constexpr size_t kBlock = 8, kBlocks = 3;  // more would ask for more lines at once than a core can wait for
     const Request& r = *piece.request;
     const int64_t* keys = r.keys;
     const uint32_t* order = r.order.empty() ? nullptr : r.order.data();
@@ -88,23 +90,31 @@ void for_keys(const Piece& piece, bool guess, Body body) {
         uint64_t hash;
         Part* part;
         uint32_t slot;
-    } ring[kRing];
-    for (size_t at = 0; at < n + 2 * kAhead; ++at) {
-        if (at < n) {
-            Stage& s = ring[at % kRing];
-            s.i = order == nullptr ? at : order[begin + at];
+    } stages[kBlocks][kBlock];
+    const auto size = [&](size_t block) { return std::min(n - std::min(n, block * kBlock), kBlock); };
+    for (size_t block = 0; block < (n + kBlock - 1) / kBlock + 2; ++block) {
+        Stage* asked = stages[block % kBlocks];
+        for (size_t k = 0; k < size(block); ++k) {
+            Stage& s = asked[k];
+            s.i = order == nullptr ? block * kBlock + k : order[begin + block * kBlock + k];
             s.hash = hash_key(keys[s.i]);
             s.part = parts + Store::part_of(s.hash);
             if (!guess) s.part->prefetch_bucket(s.hash);
         }
-        if (at >= kAhead && at < n + kAhead) {
-            Stage& s = ring[(at - kAhead) % kRing];
-            s.slot = guess ? r.slots[s.i] : s.part->candidate(s.hash);
-            if (s.slot != kNoSlot) s.part->prefetch_record(s.slot);
+        if (block >= 1) {
+            Stage* found = stages[(block - 1) % kBlocks];
+            for (size_t k = 0; k < size(block - 1); ++k) {
+                Stage& s = found[k];
+                s.slot = guess ? r.slots[s.i] : s.part->candidate(s.hash);
+                if (s.slot != kNoSlot) s.part->prefetch_record(s.slot);
+            }
         }
-        if (at >= 2 * kAhead) {
-            const Stage& s = ring[(at - 2 * kAhead) % kRing];
-            body(s.i, *s.part, s.hash, s.part->find(keys[s.i], s.hash, s.slot));
+        if (block >= 2) {
+            const Stage* there = stages[(block - 2) % kBlocks];
+            for (size_t k = 0; k < size(block - 2); ++k) {
+                const Stage& s = there[k];
+                body(s.i, *s.part, s.hash, s.part->find(keys[s.i], s.hash, s.slot));
+            }
         }
     }
 }

@@ -103,10 +103,8 @@ public:
     }
     uint32_t candidate(uint64_t hash) const { return index_.candidate(hash); }
     void prefetch_record(uint32_t slot) const {
-        const std::byte* from = record(slot);
-        const size_t last = records_->stride() - 1;
-        for (size_t at = 0; at < last; at += 64) __builtin_prefetch(from + at);
-        __builtin_prefetch(from + last);
+        const auto from = reinterpret_cast<uintptr_t>(record(slot)), end = from + records_->stride();
+        for (uintptr_t line = from & ~uintptr_t{63}; line < end; line += 64) __builtin_prefetch(reinterpret_cast<const void*>(line));
     }
 
     bool holds(uint32_t slot, int64_t key) const {

@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from hotrow import Batch, Embeddings, Feature, Table
-from hotrow.errors import CheckpointError
+from hotrow.errors import CheckpointError, SettingsError
 from hotrow.peers import Peers
 from hotrow.plan import Plan
 from hotrow.store.store import Cut
 from hotrow.tiers import lanes
+from hotrow.tiers.collective import CollectiveTier
 from hotrow.tiers.device import DeviceTier
 from hotrow.tiers.replicated import ReplicatedTier
 from hotrow.tiers.sharded import ShardedTier
@@ -42,6 +44,8 @@ class Job:
     wire: str = "float32"
     device: bool = False
     """Whether results are computed by the kernels, from staged rows; here by their twins."""
+    device_rows: tuple[str, ...] = ()
+    """Tiers whose rows are on a device, here in dense arrays; the plan names all of them."""
     keys: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     """Keys that are read at the end, on every rank."""
 
@@ -49,12 +53,23 @@ class Job:
 def tiers(job: Job, world: World) -> dict[str, Tier]:
     wire: Any = job.wire
     dedup: Any = job.dedup
-    computing: dict[str, Tier] = {"device": DeviceTier(job.tables, seed=SEED)} if job.device else {}
+    where = device()
+    computing: dict[str, Tier] = {"device": DeviceTier(job.tables, seed=SEED, device=where)} if job.device else {}
+
+    def of(name: str) -> dict[str, Any]:
+        held = {"device": where, "keys": job.plans[0].keys_on(name)} if name in job.device_rows else {}
+        return {"wire": wire, "seed": SEED, "timeout": TIMEOUT, **held}
+
     return computing | {
-        "replicated": ReplicatedTier(job.tables, world, wire=wire, seed=SEED, timeout=TIMEOUT),
-        "node": ShardedTier(job.tables, world, "node", wire=wire, seed=SEED, timeout=TIMEOUT),
-        "world": ShardedTier(job.tables, world, "world", dedup=dedup, wire=wire, seed=SEED, timeout=TIMEOUT),
+        "replicated": ReplicatedTier(job.tables, world, **of("replicated")),
+        "node": ShardedTier(job.tables, world, "node", **of("node")),
+        "world": ShardedTier(job.tables, world, "world", dedup=dedup, **of("world")),
     }
+
+
+def device() -> torch.device:
+    """The accelerator, where ranks exchange over NCCL; else this process's memory."""
+    return torch.device("cuda" if dist.is_initialized() and "nccl" in str(dist.get_backend_config()) else "cpu")
 
 
 def embeddings(job: Job, world: World) -> Embeddings:
@@ -110,6 +125,31 @@ def train_planned(world: World, job: Job, batches: list[Batch]) -> Seen:
             ours.step()
         seen = _seen(ours, job, [])
         return Seen(seen.results, seen.rows, seen.given, seen.held, ways)
+    finally:
+        close(ours)
+
+
+def train_on_device(world: World, job: Job, batches: list[Batch]) -> dict[str, Any]:
+    """As `train_planned`, with rows on the device: those of which tiers are, and what is said if they cannot be."""
+    ours = Embeddings(
+        job.tables, job.features, seed=SEED, plan=job.plans[0], world=world, device=device(), device_rows=True
+    )
+    try:
+        loss_of(ours(batches[0])).backward()
+        ours.step()
+        before = {table.name: ours.read(table.name, job.keys) for table in job.tables}
+        said = ""
+        try:
+            ours.replan(job.plans[1])
+        except SettingsError as error:
+            said = str(error)
+        ours.replan(job.plans[2])
+        for table in job.tables:
+            assert torch.equal(ours.read(table.name, job.keys), before[table.name])
+        loss_of(ours(batches[1])).backward()
+        ours.step()
+        tiers = {name: tier.on_device for name, tier in ours.router.tiers.items() if isinstance(tier, CollectiveTier)}
+        return {**tiers, "said": said}
     finally:
         close(ours)
 

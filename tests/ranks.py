@@ -6,6 +6,9 @@
 A function is named, not sent, and gets its `World` first. The first `n` processes are the ranks; they join a process
 group of their own whenever the number changes, or the run before failed. An exception in one is raised here, with its
 trace.
+
+With backend "nccl" they share one device, which NCCL refuses to ranks of one host: so each says that it is another, and
+bytes go over sockets.
 """
 
 from __future__ import annotations
@@ -41,23 +44,24 @@ class RankFailed(AssertionError):
 
 
 class Ranks:
-    """A pool of `most` processes."""
+    """A pool of `most` processes, which exchange over `backend`."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, backend: str = "gloo") -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port = free.getsockname()[1]
         self._store = dist.TCPStore("127.0.0.1", self._port, is_master=True, wait_for_workers=False)
-        self._most, self._group, self._size = most, 0, 0
+        self._most, self._backend, self._group, self._size = most, backend, 0, 0
         self._pipes: list[Connection] = []
         self.processes: list[Any] = []
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         with _one_thread():
-            for _ in range(self._most):
+            for number in range(self._most):
                 here, there = context.Pipe()
-                process = context.Process(target=_serve, args=(there, self._port, sys.path), daemon=True)
+                given = (there, self._port, sys.path, self._backend, number)
+                process = context.Process(target=_serve, args=given, daemon=True)
                 process.start()
                 there.close()
                 self._pipes.append(here)
@@ -131,9 +135,10 @@ class Ranks:
             return "gone", "", ""
 
 
-def _serve(pipe: Connection, port: int, path: list[str]) -> None:
+def _serve(pipe: Connection, port: int, path: list[str], backend: str, number: int) -> None:
     """A rank's life: joins a group when asked to, runs a function, sends what it gives."""
     sys.path[:] = path
+    os.environ |= {"NCCL_HOSTID": f"rank{number}", "NCCL_SOCKET_IFNAME": "lo"}
     import torch
 
     from hotrow import _native
@@ -152,7 +157,7 @@ def _serve(pipe: Connection, port: int, path: list[str]) -> None:
                 if dist.is_initialized():
                     dist.destroy_process_group()
                 dist.init_process_group(
-                    "gloo",
+                    backend,
                     store=dist.PrefixStore(f"group{group}", store.clone()),
                     rank=world.rank,
                     world_size=world.size,

@@ -22,8 +22,15 @@ _COMMON = {
     "bound": st.sampled_from([None, 0.3]),
 }
 
-OPTIMIZERS = st.one_of(
+ON_DEVICE = st.one_of(
     st.builds(SGD, **_COMMON),
+    st.builds(Adagrad, **_COMMON, initial=st.sampled_from([0.0, 0.1])),
+    st.builds(RowWiseAdagrad, **_COMMON, initial=st.sampled_from([0.0, 0.1])),
+    st.builds(Adam, **_COMMON),
+)
+"""Those that the device tier knows."""
+OPTIMIZERS = st.one_of(
+    ON_DEVICE,
     st.builds(
         Momentum,
         **_COMMON,
@@ -31,9 +38,6 @@ OPTIMIZERS = st.one_of(
         nesterov=st.booleans(),
         momentum=st.just(0.8),
     ),
-    st.builds(Adagrad, **_COMMON, initial=st.sampled_from([0.0, 0.1])),
-    st.builds(RowWiseAdagrad, **_COMMON, initial=st.sampled_from([0.0, 0.1])),
-    st.builds(Adam, **_COMMON),
 )
 
 

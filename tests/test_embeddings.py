@@ -28,14 +28,14 @@ def both(case: Case, **kwargs: object) -> tuple[Embeddings, PlainEmbeddings]:
 
 
 def results(embedded: Embedded) -> dict[str, Tensor]:
-    """Every result under its feature's name, expanded, and unique too."""
+    """Every result under its feature's name, expanded, and unique too; on the host."""
     found = {name: embedded.vector(name) for name in embedded.pooled_features}
     found |= {name + ".unique": embedded.unique(name)[0] for name in embedded.pooled_features}
     for name in embedded.sequence_features:
         sequence = embedded.sequence(name).apart()
         found[name] = sequence.values
         found[name + ".lengths"] = sequence.lengths
-    return found
+    return {name: result.cpu() for name, result in found.items()}
 
 
 def loss_of(embedded: Embedded) -> Tensor:

@@ -22,6 +22,7 @@ from hotrow import _native, kernels
 from hotrow.data.batch import Batch, Group
 from hotrow.embedded import Embedded, JaggedRows, PooledGroup
 from hotrow.errors import BatchError
+from hotrow.kernels.tables import aligned
 from hotrow.lookup import Chosen, Layout, Lookup, Only, narrow
 from hotrow.tiers.device import DeviceTier
 from hotrow.tiers.router import Routed, Router
@@ -89,9 +90,11 @@ class DeviceLookup(Lookup):
         """Keys that the device does not hold, to the tiers that do; their rows are staged one after another."""
         dims = [table.dim for table in self._tier.tables.values()]
         self._starts, self.staged_size = [0] * len(dims), 0
-        for t in (t for tables in self._tier.segments for t in tables):
-            self._starts[t] = self.staged_size
-            self.staged_size += len(self._placed.others[t]) * dims[t]
+        for tables in self._tier.segments:
+            self.staged_size = aligned(self.staged_size)
+            for t in tables:
+                self._starts[t] = self.staged_size
+                self.staged_size += len(self._placed.others[t]) * dims[t]
         self._rest = self._tier.rest(self.router)
         return self._rest.route(self.layout.tables, self._placed.others, self._starts)
 

@@ -33,6 +33,7 @@ from hotrow.plan import Plan
 from hotrow.store.pieces import RankSnapshot
 from hotrow.store.snapshot import Snapshot, restore
 from hotrow.table import Feature, Table
+from hotrow.tiers.collective import CollectiveTier
 from hotrow.tiers.device import DeviceTier
 from hotrow.tiers.host import HostTier
 from hotrow.tiers.ranks import check_ranks, move_rows, with_collective
@@ -73,7 +74,11 @@ class Update:
 
 
 class Embeddings(nn.Module):
-    """Rows for features, from the tiers of a plan; everything in this process's memory unless told otherwise."""
+    """Rows for features, from the tiers of a plan; everything in this process's memory unless told otherwise.
+
+    Results are computed on `device`. With `device_rows` the tiers of several ranks that the plan asks for have their
+    rows there too, where it names every key of theirs.
+    """
 
     def __init__(
         self,
@@ -84,6 +89,7 @@ class Embeddings(nn.Module):
         tiers: Mapping[str, Tier] | None = None,
         plan: Plan | None = None,
         device: torch.device | str | None = None,
+        device_rows: bool = False,
         world: World | None = None,
     ) -> None:
         super().__init__()
@@ -102,6 +108,7 @@ class Embeddings(nn.Module):
         plan = plan or Plan.all_on("host" if self.world.size == 1 else "world", tables)
         self._check(plan)
         self._device = torch.device(device or "cpu")
+        self._rows_on = self._device if device_rows else None
         if tiers is None:
             tiers = {"host": HostTier(tables, seed)} if self.world.size == 1 else {}
         self.router = Router(self._with_named(tiers, plan), plan)
@@ -213,8 +220,11 @@ class Embeddings(nn.Module):
         Several ranks must all do it between the same two steps; only rows that change their tier travel.
         """
         self._check(plan)
+        router = Router(self._with_named(self.router.tiers, plan), plan)
+        for tier in router.tiers.values():
+            if isinstance(tier, CollectiveTier):  # which may have had no rows, and so no updates, for a while
+                tier.set_steps(self.steps)
         if self.world.size > 1:
-            router = Router(self._with_named(self.router.tiers, plan), plan)
             move_rows(self.router, router, self.world, self.steps)
             self.router = router
             return
@@ -227,7 +237,7 @@ class Embeddings(nn.Module):
             taken[table] = [tier.stores()[table].take(part.keys) for tier, (part,) in owners]
         for name, tier in self.router.tiers.items():
             tier.replan(plan.keys_on(name))
-        self.router = Router(self._with_named(self.router.tiers, plan), plan)
+        self.router = router
         self.device_tier = self._computing_tier()
         for table, columns in taken.items():
             for rows in columns:
@@ -280,7 +290,7 @@ class Embeddings(nn.Module):
     def _with_named(self, tiers: Mapping[str, Tier], plan: Plan) -> dict[str, Tier]:
         """The tiers, and those for a device or for several ranks that the plan names and that are not there."""
         tables = list(self.tables.values())
-        tiers = with_collective(tiers, plan, tables, self.world, self.seed)
+        tiers = with_collective(tiers, plan, tables, self.world, self.seed, self._rows_on)
         named = {share.tier for shares in plan.shares.values() for share in shares}
         if "device" not in named or "device" in tiers:
             return tiers

@@ -132,6 +132,9 @@ class PlanSection(Settings):
         None, description='steps, or "epoch": a new plan from what was trained on'
     )
     judge: int = Field(100_000, ge=1, description="hot_cold: first samples of the test split whose loss steers it")
+    device_rows: bool = Field(
+        False, description="several ranks: rows that the plan names lie on each rank's device, not in host memory"
+    )
 
     @field_validator("memory", mode="before")
     @classmethod
@@ -155,6 +158,11 @@ class PlanSection(Settings):
                 "sentence",
                 'replan_every works with mode = "split" only: batches of hot_cold are made for one plan.',
             )
+        if self.device_rows and self.memory is not None:
+            raise PydanticCustomError(
+                "sentence",
+                "device_rows is for a saved plan of several ranks; with memory, rows go to the device anyway.",
+            )
         return self
 
     @property
@@ -175,6 +183,9 @@ class Cluster(Settings):
         description="host: this process; served: the shards; sharded: a part on each rank; replicated: all on each",
     )
     wire: Literal["float32", "bfloat16", "float16"] = Field("float32", description="rows and gradients on the way")
+    exchange: Literal["gloo", "nccl"] = Field(
+        "gloo", description="how ranks send each other rows: from host memory, or from device to device"
+    )
     key: Path | None = Field(None, description="the trainers' key file, for shards on other machines (hotrow keys)")
     timeout: float = Field(60.0, gt=0, description="seconds that a shard or another rank is waited for")
     cache: Cache | None = Field(None, description="copies of rows in this process, in front of the shards")
@@ -277,6 +288,20 @@ class Run(Settings):
                 "sentence",
                 "policy: exact reads rows again where they live, so a cache is of no use to it. Take cluster.cache "
                 'away, or set policy.name = "sync" with cluster.cache.clock = 0.',
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _nccl_is_for_devices(self) -> Run:
+        if self.cluster.exchange == "nccl" and self.train.device != "cuda":
+            raise PydanticCustomError(
+                "sentence", 'cluster.exchange: "nccl" is for ranks with a device; set train.device = "cuda".'
+            )
+        if self.cluster.exchange == "nccl" and not isinstance(self.policy, Sync):
+            raise PydanticCustomError(
+                "sentence",
+                'cluster.exchange: "nccl" works with policy.name = "sync" only: another thread that fetches could wait '
+                "for one that updates on another rank. Leave one of the two out.",
             )
         return self
 

@@ -12,18 +12,12 @@ from hypothesis import strategies as st
 from hotrow import Batch, Embeddings, Feature, Table
 from hotrow.errors import SettingsError
 from hotrow.plan import Plan, Share
-from hotrow.store.optimizers import SGD, Adagrad, Adam, Momentum, RowWiseAdagrad
+from hotrow.store.optimizers import Adam, Momentum
 from hotrow.tiers import DeviceTier
-from shapes import _COMMON, Case, cases
+from shapes import ON_DEVICE, Case, cases
 from test_embeddings import assert_same_rows, both, loss_of, train
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-ON_DEVICE = st.one_of(
-    st.builds(SGD, **_COMMON),
-    st.builds(Adagrad, **_COMMON, initial=st.sampled_from([0.0, 0.1])),
-    st.builds(RowWiseAdagrad, **_COMMON, initial=st.sampled_from([0.0, 0.1])),
-    st.builds(Adam, **_COMMON),
-)
 HOT = st.lists(st.one_of(st.integers(-5, 20), st.sampled_from([2**62, -(2**63)])))
 
 

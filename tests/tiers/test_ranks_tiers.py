@@ -16,12 +16,12 @@ from hotrow import Batch, Embeddings, Feature, Table
 from hotrow.errors import RankError, SettingsError
 from hotrow.plain import PlainEmbeddings
 from hotrow.plan import Plan, Share
-from hotrow.store.optimizers import SGD, Adam, Momentum
+from hotrow.store.optimizers import SGD, Adagrad, Adam, Momentum
 from hotrow.tiers.sharded import ShardedTier
 from hotrow.world import World
 from rank_work import SEED, Job, Seen
 from ranks import RankFailed, Ranks
-from shapes import Case, cases
+from shapes import ON_DEVICE, Case, cases
 from test_embeddings import initial, loss_of, results
 
 SHAPES = [(1, 1), (2, 2), (2, 1), (3, 3), (3, 1), (4, 2), (4, 4)]
@@ -127,6 +127,43 @@ def test_every_plan_gives_the_same_bits_and_every_copy_too(ranks, size, node_siz
                 assert seen[rank].held[name] == seen[rank % node_size].held[name]
 
 
+@st.composite
+def named_plans(draw: st.DrawFn, tables: Sequence[Table]) -> Plan:
+    """Any keys replicated or on the node, those that no tier names on the world's."""
+    shares = {}
+    for table in tables:
+        named = [Share(name, np.array(draw(HOT), np.int64)) for name in draw(st.permutations(NAMES[:2]))]
+        shares[table.name] = (*named[: draw(st.integers(0, 2))], Share("world"))
+    return Plan(shares)
+
+
+@pytest.mark.parametrize(("size", "node_size"), [(1, 1), (2, 2), (4, 2), (3, 1)])
+@settings(max_examples=8, phases=PHASES)
+@given(data=st.data())
+def test_rows_on_a_device_are_as_those_in_host_memory_through_changes_of_plan(ranks, size, node_size, data):
+    case = data.draw(cases(steps=3 * size, optimizers=ON_DEVICE))
+    job = job_of(case, [data.draw(named_plans(case.tables)) for _ in range(3)])
+    job.device, job.device_rows = data.draw(st.booleans()), ("replicated", "node")
+    each = dealt(case.batches, size)
+    seen = ranks.run(size, "rank_work:train", job, each=each, node_size=node_size)
+    assert_equal_to_plain(case, job, each, seen)
+    for table in case.tables:
+        owners = [key for rank in seen for key in rank.given[table.name]]
+        assert len(owners) == len(set(owners)), "two ranks give the same row"
+        copies = [rank.held[f"replicated/{table.name}"] for rank in seen]
+        assert all(copy == copies[0] for copy in copies)
+
+
+def test_the_tiers_that_a_plan_asks_for_have_their_rows_on_the_device_where_it_names_all_of_them(ranks):
+    case = small_case(8, optimizer=SGD(lr=0.1))
+    whole = Plan({"a": PLAN.shares["a"], "b": (Share("replicated", np.array([0])), Share("node"))})
+    job = job_of(case, [PLAN, whole, PLAN])
+    seen = ranks.run(4, "rank_work:train_on_device", job, each=dealt(case.batches, 4), node_size=2)
+    assert all(rank == seen[0] for rank in seen)
+    assert seen[0] == {"replicated": True, "node": True, "world": False, "said": seen[0]["said"]}
+    assert 'table b on tier "node", whose rows are on a device' in seen[0]["said"]
+
+
 @settings(max_examples=8, phases=PHASES)
 @given(data=st.data())
 def test_several_lookups_before_a_step_make_one_update_of_all_ranks(ranks, data):
@@ -185,9 +222,11 @@ def test_a_thread_may_fetch_ahead_while_another_one_updates(ranks):
     assert_same_rows(job, seen, plain)
 
 
-def test_a_snapshot_of_any_ranks_restores_on_any_other_number(ranks, tmp_path):
-    case = small_case(24, optimizer=Momentum(lr=0.1))
-    other_plan = Plan({"a": (Share("world"),), "b": (Share("replicated", np.array([2])), Share("node"))})
+@pytest.mark.parametrize("device_rows", [(), ("replicated", "node")])
+def test_a_snapshot_of_any_ranks_restores_on_any_other_number(ranks, tmp_path, device_rows):
+    case = small_case(24, optimizer=Adagrad(lr=0.1) if device_rows else Momentum(lr=0.1))
+    last = Share("world" if device_rows else "node")
+    other_plan = Plan({"a": (Share("world"),), "b": (Share("replicated", np.array([2])), last)})
     base, seen, at = None, [], 0
     plain = plain_of(case)
     for n, (size, node_size, plan) in enumerate([(1, 1, PLAN), (3, 1, other_plan), (4, 2, PLAN), (2, 2, other_plan)]):
@@ -196,6 +235,7 @@ def test_a_snapshot_of_any_ranks_restores_on_any_other_number(ranks, tmp_path):
         at += 2 * size
         each = dealt(batches, size)
         job = job_of(case, [plan])
+        job.device_rows = device_rows if n % 2 == 0 else ()  # from a device to host memory and back
         seen = ranks.run(size, "rank_work:train_and_save", job, folder, base, each=each, node_size=node_size)
         for step in range(2):
             (sum(loss_of(plain(mine[step])) for mine in each) / size).backward()

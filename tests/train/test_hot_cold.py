@@ -12,7 +12,7 @@ from hotrow.errors import SettingsError
 from hotrow.plan import Plan, Share
 from hotrow.train import hot_cold
 from hotrow.train.feed import Feed
-from hotrow.train.hot_cold import FALLS, LEAST, MOST, START, HotCold, Schedule, hot_samples
+from hotrow.train.hot_cold import FALLS, LEAST, LOOKS, MOST, START, HotCold, Schedule, hot_samples
 from hotrow.train.loop import train
 from session_logs import grouped, logs
 
@@ -162,6 +162,20 @@ def test_a_schedule_gives_each_batch_of_both_kinds_once_an_epoch(cold, hot, loss
     assert len(given_out) == len(wanted)
     assert set(given_out) == wanted
     assert [e for e, _, _ in given_out] == sorted(e for e, _, _ in given_out)
+
+
+def test_the_test_loss_is_looked_at_a_bounded_number_of_times():
+    schedule = Schedule({"cold": 4 * LOOKS, "hot": 8 * LOOKS})
+    looks = 0
+    schedule.turn()
+    for _ in range(12 * LOOKS):
+        schedule.step()
+        if schedule.left == 0:
+            if schedule.next_kind() != schedule.kind and schedule.due:
+                schedule.judge(0.5)
+                looks += 1
+            schedule.turn()
+    assert LOOKS / 2 < looks <= LOOKS
 
 
 def test_a_turn_is_the_rate_of_an_epochs_batches_and_kinds_alternate():

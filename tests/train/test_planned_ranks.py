@@ -64,6 +64,14 @@ def assert_same(one, two):
         assert np.array_equal(a[name], b[name]), name
 
 
+def assert_close(one, two):
+    """Rows on a device are updated by other code: they differ in the last bits."""
+    a, b = end_of(one), end_of(two)
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_allclose(b[name], a[name], rtol=1e-3, atol=1e-4, err_msg=name)
+
+
 def plans(run):
     return [line for line in RunFolder(run.output.folder).lines() if line["kind"] == "plan"]
 
@@ -85,8 +93,23 @@ def test_a_plan_made_anew_from_live_counts_loses_no_update(make_run, moving, tmp
     assert sum(line["moved"] > 0 for line in made) >= 2, "and move, for the log does"
 
 
-def test_a_resumed_run_goes_on_with_the_plan_in_force(make_run, tmp_path, trained):
-    plan = {"path": saved(tmp_path / "p"), "replan_every": 5}
+def test_rows_of_a_plan_on_the_device_train_as_those_in_host_memory(make_run, moving, tmp_path, trained):
+    settings = {**SMALL, "data__path": str(moving), "data__shuffle": False}
+    plan = {"path": saved(tmp_path / "p"), "replan_every": 3}
+    runs = [
+        make_run(**settings, output__folder=str(tmp_path / f"{on}"), plan={**plan, "device_rows": on})
+        for on in (False, True)
+    ]
+    here, there = (trained(run) for run in runs)
+    assert here["steps"] == there["steps"]
+    assert there["metrics"] == pytest.approx(here["metrics"], rel=1e-3)
+    assert any(line["rows"]["node"] + line["rows"]["replicated"] for line in plans(runs[1])), "rows are copied"
+    assert_close(*runs)
+
+
+@pytest.mark.parametrize("device_rows", [False, True])
+def test_a_resumed_run_goes_on_with_the_plan_in_force(make_run, tmp_path, trained, device_rows):
+    plan = {"path": saved(tmp_path / "p"), "replan_every": 5, "device_rows": device_rows}
     whole = make_run(**SMALL, output__folder=str(tmp_path / "whole"), plan=plan)
     trained(whole)
     first = make_run(**SMALL, output__folder=str(tmp_path / "run"), plan=plan, train__steps=17)
@@ -95,7 +118,8 @@ def test_a_resumed_run_goes_on_with_the_plan_in_force(make_run, tmp_path, traine
     assert any(name.startswith("feed/plan/") and len(keys) for name, keys in arrays.items())
     again = make_run(**SMALL, output__folder=str(tmp_path / "run"), plan=plan)
     assert trained(again, resume=True)["stopped"] == "end"
-    assert_same(whole, again)
+    # Uses are counted anew after a resume, so a later plan may have other rows on the device.
+    (assert_close if device_rows else assert_same)(whole, again)
 
 
 def test_a_run_travels_as_its_plan_says(make_run, tmp_path, trained):

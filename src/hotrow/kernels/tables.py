@@ -209,7 +209,7 @@ class Tables:
                 staged_first[t], self._staged_at[t] = slots, staged
                 slots += self.specs[t].staged
                 staged += self.specs[t].staged * dim
-            elements, states, staged = _aligned(elements), _aligned(states), _aligned(staged)
+            elements, states, staged = aligned(elements), aligned(states), aligned(staged)
         if slots >= 2**31:
             raise SettingsError(f"{slots:,} rows on one device are more than kernels can number (2^31 - 1).")
         self.segment_of, self.first = tuple(segment_of), tuple(first)
@@ -237,7 +237,8 @@ def _classes(rows: list[list[int]], specs: Sequence[TableSpec]) -> tuple[Class, 
     return tuple(classes)
 
 
-def _aligned(elements: int) -> int:
+def aligned(elements: int) -> int:
+    """Where the next segment may begin, behind so many elements."""
     return -(-elements // _ALIGNED) * _ALIGNED
 
 

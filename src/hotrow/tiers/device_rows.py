@@ -48,6 +48,16 @@ class DeviceRows:
         return int(self._there().sum())
 
     @property
+    def steps(self) -> int:
+        """Updates applied so far: what Adam corrects its bias by."""
+        return self._tier.steps
+
+    @property
+    def keys(self) -> Keys:
+        """Of all rows that it has room for."""
+        return self._keys
+
+    @property
     def last_cut(self) -> str | None:
         """The snapshot that a cut of changes builds on."""
         return self.cuts.last

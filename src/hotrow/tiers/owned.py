@@ -15,6 +15,9 @@ import numpy.typing as npt
 
 from hotrow import _native
 from hotrow.store.store import Columns, Cut, Keys, Moment, RowStore
+from hotrow.tiers.device_rows import DeviceRows
+
+Held = RowStore | DeviceRows
 
 
 class OwnedRows:
@@ -23,7 +26,7 @@ class OwnedRows:
     `gives` says whether this rank is the one that gives them away.
     """
 
-    def __init__(self, store: RowStore, owner: int, owners: int, gives: bool) -> None:
+    def __init__(self, store: Held, owner: int, owners: int, gives: bool) -> None:
         self.store, self.table = store, store.table
         self._owner, self._owners, self._gives = owner, owners, gives
 
@@ -79,7 +82,7 @@ class OwnedRows:
 class _Nothing:
     """The cut of rows that another rank gives."""
 
-    def __init__(self, of: RowStore) -> None:
+    def __init__(self, of: Held) -> None:
         self.of, self.cut_steps = of, of.steps
 
     def read_snapshot(self, most: int) -> Columns:

@@ -12,13 +12,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from hotrow.errors import RankError, SettingsError
 from hotrow.peers import Peers
 from hotrow.plan import Plan
-from hotrow.store.store import Columns, RowStore
+from hotrow.store.store import Columns, Rows, RowStore
 from hotrow.table import Table
 from hotrow.tiers.collective import CollectiveTier
+from hotrow.tiers.device_rows import DeviceRows
 from hotrow.tiers.lanes import Lane, Lanes
 from hotrow.tiers.owned import OwnedRows
 from hotrow.tiers.replicated import ReplicatedTier
@@ -35,28 +37,41 @@ Keys = npt.NDArray[np.int64]
 
 
 def with_collective(
-    tiers: Mapping[str, Tier], plan: Plan, tables: Sequence[Table], world: World, seed: int
+    tiers: Mapping[str, Tier],
+    plan: Plan,
+    tables: Sequence[Table],
+    world: World,
+    seed: int,
+    device: torch.device | None = None,
 ) -> dict[str, Tier]:
     """The tiers, and those that the plan names for several ranks and that are not there; all travel as it says.
 
     A plan from `hotrow plan --topology` is chosen for one way of deduplicating keys and one format on the wire, so
     what it predicts holds for those only. One that says nothing leaves tiers as they are, new ones as their defaults.
+    With a `device`, new tiers whose every key the plan names have their rows there.
     """
     named = {share.tier for shares in plan.shares.values() for share in shares}
+    last = {shares[-1].tier: table for table, shares in plan.shares.items()}
     wire, dedup = plan.facts.get("wire"), plan.facts.get("dedup")
     out = dict(tiers)
     for name in COLLECTIVE:
         if name not in named:
             continue
         tier = out.get(name)
+        rows: dict[str, Any] = {} if name in last else {"device": device, "keys": plan.keys_on(name)}
         if isinstance(tier, CollectiveTier):
+            if tier.on_device and name in last:
+                raise SettingsError(
+                    f'The plan puts all other keys of table {last[name]} on tier "{name}", whose rows are on a device, '
+                    f"where those are only that a plan names. Put them on a tier in host memory."
+                )
             tier.travel_as(wire=wire or tier.wire, dedup=dedup if name == "world" else None)
         elif tier is None and name == "replicated":
-            out[name] = ReplicatedTier(tables, world, wire=wire or "float32", seed=seed)
+            out[name] = ReplicatedTier(tables, world, wire=wire or "float32", seed=seed, **rows)
         elif tier is None:
             scope: Scope = "node" if name == "node" else "world"
             way: Dedup = dedup if dedup and scope == "world" else "node"
-            out[name] = ShardedTier(tables, world, scope, dedup=way, wire=wire or "float32", seed=seed)
+            out[name] = ShardedTier(tables, world, scope, dedup=way, wire=wire or "float32", seed=seed, **rows)
     return out
 
 
@@ -83,9 +98,11 @@ def move_rows(old: Router, new: Router, world: World, steps: int) -> None:
     """Moves rows from where `old` has them to where `new` has them, with state and clocks, on all ranks together."""
     lanes = Lanes(world, {"move": ("world",)}, timeout=300.0)
     try:
-        for tier in new.tiers.values():
-            if isinstance(tier, CollectiveTier):
-                tier.set_steps(steps)
+        aside = {
+            name: _set_aside(name, tier, new)
+            for name, tier in old.tiers.items()
+            if isinstance(tier, CollectiveTier) and tier.on_device
+        }
         lane = lanes.of("move", "world")
         for table in new.plan.shares:
             last = old.plan.shares[table][-1].tier
@@ -93,13 +110,26 @@ def move_rows(old: Router, new: Router, world: World, steps: int) -> None:
             others = _unnamed(table, old, new, lane) if leaving else iter(())
             for keys in _moving(table, old, new):
                 for tier, (part,) in old.route([table], [keys], [0]):
-                    new.give(table, _gathered(tier.stores()[table].take(part.keys), lane, steps))
+                    rows = aside.get(old.name_of(tier), tier.stores())[table]
+                    new.give(table, _gathered(rows.take(part.keys), lane, steps))
             for keys in others:
                 new.give(table, _gathered(old.tiers[last].stores()[table].take(keys), lane, steps))
         # Where nothing moves nobody has waited for anybody: who closes now may cut off one that is still connecting.
         lane.counts("move", steps, np.zeros(lane.size, np.int64))
     finally:
         lanes.close()
+
+
+def _set_aside(name: str, tier: CollectiveTier, new: Router) -> dict[str, OwnedRows]:
+    """Has a tier on a device hold the rows of the new plan; its own that go elsewhere are then in host memory."""
+    keys, aside = new.plan.keys_on(name), {}
+    for table, rows in tier.stores().items():
+        aside[table] = RowStore(tier.tables[table].model_copy(update={"admission": None, "eviction": None}))
+        aside[table].import_(rows.store.take(_all_keys(rows.store)))
+    tier.replan(keys)
+    for table, rows in tier.stores().items():
+        rows.import_(aside[table].take(keys.get(table, np.empty(0, np.int64))))
+    return {table: tier.owned(store) for table, store in aside.items()}
 
 
 def gather_columns(columns: Columns, world: World) -> Columns:
@@ -122,13 +152,18 @@ def _moving(table: str, old: Router, new: Router) -> Iterator[Keys]:
 def _unnamed(table: str, old: Router, new: Router, lane: Lane) -> Iterator[Keys]:
     """This rank's keys on the last tier that neither plan names, some at a time: as often on every rank."""
     rows = old.tiers[old.plan.shares[table][-1].tier].stores()[table]
-    store = rows.store if isinstance(rows, OwnedRows) else rows
-    assert isinstance(store, RowStore)
-    held = np.concatenate([np.empty(0, np.int64), *(columns["keys"] for columns in store.export())])
-    keys = np.setdiff1d(held, _named(table, old, new))
+    keys = np.setdiff1d(_all_keys(rows.store if isinstance(rows, OwnedRows) else rows), _named(table, old, new))
     most = int(lane.counts("move", 0, np.full(lane.size, len(keys), np.int64)).max())
     for at in range(0, most, _MOVED):
         yield keys[at : at + _MOVED]
+
+
+def _all_keys(rows: Rows) -> Keys:
+    """Of every row that is there."""
+    if isinstance(rows, DeviceRows):
+        return rows.keys
+    assert isinstance(rows, RowStore)
+    return np.concatenate([np.empty(0, np.int64), *(columns["keys"] for columns in rows.export())])
 
 
 def _named(table: str, old: Router, new: Router) -> Keys:
@@ -142,7 +177,7 @@ def _places(table: str, router: Router, keys: Keys) -> npt.NDArray[np.int64]:
     names = sorted(COLLECTIVE)
     out = np.full(len(keys), -1, np.int64)
     for tier, (part,) in router.route([table], [keys], [0]):
-        (name,) = [name for name, held in router.tiers.items() if held is tier]
+        name = router.name_of(tier)
         out[slice(None) if part.positions is None else part.positions] = names.index(name) if name in names else -1
     return out
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hotrow.table import Table
-from hotrow.tiers.collective import CollectiveTier, rules
+from hotrow.tiers.collective import CollectiveTier, Device, NamedKeys, rules
 from hotrow.tiers.hops import Hop, WireFormat, spread
 from hotrow.tiers.tier import Floats, Gradients, Part
 from hotrow.world import LaneKind, World
@@ -31,6 +31,8 @@ class ReplicatedTier(CollectiveTier):
         wire: WireFormat = "float32",
         seed: int = 0,
         timeout: float = 300.0,
+        device: Device | None = None,
+        keys: NamedKeys | None = None,
     ) -> None:
         kinds: list[LaneKind] = ["node"] if world.node_size > 1 else []
         kinds += ["rail"] if world.nodes > 1 else []
@@ -44,6 +46,8 @@ class ReplicatedTier(CollectiveTier):
             wire=wire,
             seed=seed,
             timeout=timeout,
+            device=device,
+            keys=keys,
         )
 
     def fetch(self, parts: Sequence[Part], rows: Floats, step: int) -> None:

@@ -73,6 +73,10 @@ class Router:
                 parts[tier].append(Part(table, index, unique[mine], mine, start, of_mine))
         return [(self.tiers[name], p) for name, p in parts.items() if p]
 
+    def name_of(self, tier: Tier) -> str:
+        """What the plan calls a tier."""
+        return next(name for name, held in self.tiers.items() if held is tier)
+
     def without(self, name: str) -> Router:
         """The same with nothing on one tier: how keys are routed that it does not hold."""
         shares = {t: tuple(s for s in shares if s.tier != name) for t, shares in self.plan.shares.items()}

@@ -23,9 +23,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from hotrow.errors import SettingsError, nearest
-from hotrow.store.store import Slots
 from hotrow.table import Table
-from hotrow.tiers.collective import CollectiveTier, rules
+from hotrow.tiers.collective import CollectiveTier, Device, NamedKeys, rules
 from hotrow.tiers.hops import Route, WireFormat
 from hotrow.tiers.lanes import Lanes
 from hotrow.tiers.tier import Floats, Gradients, Part
@@ -37,10 +36,10 @@ Dedup = Literal["none", "rank", "node"]
 
 @dataclass(frozen=True)
 class Ticket:
-    """How a fetch's keys went, so that its update sends none; and where the owner found the rows."""
+    """How a fetch's keys went, so that its update sends none; and what the owner's own tier gave for its update."""
 
     route: Route
-    slots: Slots | None
+    held: Any
 
 
 class ShardedTier(CollectiveTier):
@@ -56,6 +55,8 @@ class ShardedTier(CollectiveTier):
         wire: WireFormat = "float32",
         seed: int = 0,
         timeout: float = 300.0,
+        device: Device | None = None,
+        keys: NamedKeys | None = None,
     ) -> None:
         if scope not in get_args(Scope):
             raise SettingsError(f'A sharded tier has no scope "{scope}".{nearest(str(scope), get_args(Scope))}')
@@ -73,6 +74,8 @@ class ShardedTier(CollectiveTier):
             wire=wire,
             seed=seed,
             timeout=timeout,
+            device=device,
+            keys=keys,
         )
 
     def travel_as(self, *, wire: WireFormat, dedup: str | None = None) -> None:
@@ -86,13 +89,13 @@ class ShardedTier(CollectiveTier):
     def fetch(self, parts: Sequence[Part], rows: Floats, step: int) -> Ticket:
         route = self._route(parts, len(rows), "fetch", step)
         held = self._held(route, rows)
-        slots = None
+        ticket = None
         if self._copied:
             self._read(parts, route.ends, held, step)
         else:
-            slots = self._fetch(parts, route.ends, held, step)
+            ticket = self._fetch(parts, route.ends, held, step)
         route.back(self._path("fetch", self._hops), held, rows)
-        return Ticket(route, slots)
+        return Ticket(route, ticket)
 
     def read(self, parts: Sequence[Part], rows: Floats, step: int) -> None:
         route = self._route(parts, len(rows), "read", step)
@@ -109,7 +112,7 @@ class ShardedTier(CollectiveTier):
             self._apply_to_copy(parts, ends, sums, step)
         else:
             sums = route.forth(lanes, flat, self.world.size)
-            self._apply(parts, route.ends, sums, step, None if ticket is None else ticket.slots)
+            self._apply(parts, route.ends, sums, step, None if ticket is None else ticket.held)
 
     def _set_dedup(self, dedup: str, world: World) -> None:
         """Owners are the same whichever it is, so rows stay where they are."""

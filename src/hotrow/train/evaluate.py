@@ -62,6 +62,7 @@ class Ranker:
             tiers=placing.tiers,
             plan=placing.plan,
             device=self.device,
+            device_rows=run.plan is not None and run.plan.device_rows,
             world=self.ranks.world,
         )
         torch.manual_seed(run.train.seed)

@@ -50,7 +50,7 @@ _SHOWN_EVERY = 1.0
 def train(run: Run, *, resume: bool = False, overwrite: bool = False, progress: Progress | None = None) -> Result:
     """Trains as `run` says, into its run folder; `resume` goes on from the last checkpoint there."""
     try:
-        with host(run), together(run.train.device) as ranks:
+        with host(run), together(run.train.device, nccl=run.cluster.exchange == "nccl") as ranks:
             trainer = Trainer(run, ranks, resume=resume, overwrite=overwrite, progress=progress or Progress())
             with contextlib.closing(trainer):
                 return trainer.train()

@@ -193,8 +193,11 @@ def _join(backend: str, timeout: timedelta) -> None:
 
 
 @contextlib.contextmanager
-def together(device: str, *, timeout: float = 1800.0) -> Iterator[Ranks]:
-    """The ranks that the environment speaks of (`torchrun`, `hotrow up`), joined; or this process alone."""
+def together(device: str, *, nccl: bool = False, timeout: float = 1800.0) -> Iterator[Ranks]:
+    """The ranks that the environment speaks of (`torchrun`, `hotrow up`), joined; or this process alone.
+
+    With a CUDA device dense gradients go over NCCL; rows, which come from host memory, over Gloo unless `nccl` is set.
+    """
     world = World.here()
     where = torch.device(device)
     if world.size == 1:
@@ -206,7 +209,8 @@ def together(device: str, *, timeout: float = 1800.0) -> Iterator[Ranks]:
     joined = not dist.is_initialized()
     if joined:
         try:
-            _join("cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo", timedelta(seconds=timeout))
+            backend = "gloo" if where.type == "cpu" else "nccl" if nccl else "cpu:gloo,cuda:nccl"
+            _join(backend, timedelta(seconds=timeout))
         except (RuntimeError, ValueError) as error:
             raise RankError(f"Rank {world.rank} of {world.size} could not join the others: {error}.") from error
     try:
