@@ -25,18 +25,11 @@ from hotrow.errors import SettingsError, nearest
 from hotrow.table import Table
 from hotrow.tiers.device import DeviceTier
 from hotrow.tiers.hops import WIRES, Ends, Hop, Rule, WireFormat, spread
-<<<<<<< HEAD
-from hotrow.tiers.lanes import Lane, Lanes, Traffic
-from hotrow.tiers.owned import OwnedRows
-from hotrow.tiers.tier import Floats, Part, Tier
-from hotrow.world import LaneKind, World
-=======
 from hotrow.tiers.host import HostTier
-from hotrow.tiers.lanes import Kind, Lane, Lanes, Traffic
+from hotrow.tiers.lanes import Lane, Lanes, Traffic
 from hotrow.tiers.owned import Held, OwnedRows
 from hotrow.tiers.tier import Floats, Gradients, Part, Tier
-from hotrow.world import World
->>>>>>> main
+from hotrow.world import LaneKind, World
 
 NamedKeys = Mapping[str, npt.NDArray[np.int64]]
 Device = torch.device | str
