@@ -9,13 +9,14 @@ from hotrow.plan.uses import Use
 from hotrow.table import Table
 
 
-def cluster(nodes, ranks, *, memory=1 << 30, between=1e8, within=1e9, latency=1e-4):
+def cluster(nodes, ranks, *, memory=1 << 30, between=1e8, within=1e9, rail=None, latency=1e-4):
     return Topology(
         nodes=nodes,
         ranks=ranks,
         memory=memory,
         between=Link(bandwidth=between, latency=latency),
         within=Link(bandwidth=within, latency=latency),
+        rail=None if rail is None else Link(bandwidth=rail, latency=latency),
     )
 
 

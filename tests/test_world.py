@@ -13,6 +13,13 @@ def test_ranks_of_a_node_stand_side_by_side() -> None:
     assert (world.node, world.node_rank, world.nodes) == (2, 1, 3)
 
 
+def test_each_rank_is_in_one_lane_of_every_kind() -> None:
+    world = World(5, 6, 2)
+    assert world.lanes("world") == [[0, 1, 2, 3, 4, 5]]
+    assert world.lanes("node") == [[0, 1], [2, 3], [4, 5]]
+    assert world.lanes("rail") == [[0, 2, 4], [1, 3, 5]]
+
+
 @pytest.mark.parametrize(
     "environment",
     [

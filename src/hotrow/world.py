@@ -2,6 +2,12 @@
 
 Ranks of a node stand side by side: node n holds ranks n*g to (n+1)*g - 1, g being the ranks of a node. That is how
 `torchrun` numbers them, whose environment `World.here` reads; a process started alone is a world of one.
+
+Ranks exchange in lanes, of three kinds:
+
+    world   all ranks
+    node    the ranks of one node
+    rail    the ranks of one place on every node
 """
 
 from __future__ import annotations
@@ -9,8 +15,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from hotrow.errors import SettingsError
+
+LaneKind = Literal["world", "node", "rail"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,14 @@ class World:
     def node_rank(self) -> int:
         """This rank's place among those of its node."""
         return self.rank % self.node_size
+
+    def lanes(self, kind: LaneKind) -> list[list[int]]:
+        """The ranks of every lane of a kind."""
+        if kind == "world":
+            return [list(range(self.size))]
+        if kind == "node":
+            return [list(range(n * self.node_size, (n + 1) * self.node_size)) for n in range(self.nodes)]
+        return [list(range(place, self.size, self.node_size)) for place in range(self.node_size)]
 
     @staticmethod
     def here(environment: Mapping[str, str] = os.environ) -> World:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clusters import CLUSTERS, cluster, drawn_steps, drawn_table, split_plan
-from hotrow.plan import row_bytes
+from hotrow.plan import Link, Topology, row_bytes
 from hotrow.plan.cost import TableUse, column_wise, expected_traffic, row_seconds, table_wise, units
 from hotrow.plan.simulate import simulate
 from hotrow.plan.uses import Use
@@ -93,19 +93,50 @@ def test_uses_grow_from_rank_to_node_to_world(topology, weights, draws):
     assert (use.rank <= use.lookups + 1e-12).all() and (use.node <= topology.ranks * use.rank + 1e-12).all()
 
 
-def test_rows_seconds_add_up_to_the_time_of_bytes():
-    topology = cluster(2, 2, latency=0.0)
+@pytest.mark.parametrize("rail", [None, 4e7])
+def test_rows_seconds_add_up_to_the_time_of_bytes(rail):
+    topology = cluster(2, 2, latency=0.0, rail=rail)
     _, table = drawn_table(np.ones(300), 100, topology)
     table = TableUse(table.table, table.row_bytes, table.counts, table.keys, table.use)
     for way in ("world/none", "world/rank", "world/node", "node", "replicated"):
         rows = row_seconds(way, table.use, 32, topology).sum()
         traffic = expected_traffic([table], [{way: table.keys}], topology, "float32")
         even = sum(
-            topology.seconds(e.within / topology.size, e.between / topology.nodes)
+            topology.seconds(e.within / topology.size, e.between / topology.nodes, e.lane)
             for e in traffic.exchanges
             if "counts" not in e.name
         )
         assert rows == pytest.approx(even)
+
+
+ON_RAILS = {"world/none": (), "world/rank": (), "world/node": ("counts", "keys", "rows", "gradients")}
+COPIES_ON_RAILS = {
+    2: ("counts of sums", "sums"),
+    3: ("counts", "keys and gradients", "counts of sums", "sums"),
+}
+
+
+@pytest.mark.parametrize("nodes", [2, 3])
+@pytest.mark.parametrize("way", ["world/none", "world/rank", "world/node", "node", "replicated"])
+def test_what_goes_over_rails_is_priced_by_the_rail_and_nothing_else(way, nodes):
+    plain, slow = cluster(nodes, 2), cluster(nodes, 2, rail=2e7)
+    same = cluster(nodes, 2, rail=1e8)
+    _, table = drawn_table(np.ones(300), 100, plain)
+    on_rails = ON_RAILS.get(way, COPIES_ON_RAILS[nodes])
+    for e in expected_traffic([table], [{way: table.keys}], plain, "float32").exchanges:
+        assert (e.lane == "rail") == (e.name in on_rails)
+        assert e.seconds(same) == e.seconds(plain)
+        carried = e.seconds(plain) - 1e-4
+        assert e.seconds(slow) == (pytest.approx(1e-4 + 5 * carried) if e.lane == "rail" else e.seconds(plain))
+
+
+def test_headers_are_those_of_the_link_that_carries():
+    between, rail = Link(bandwidth=1e8, overhead=0.25), Link(bandwidth=1e8, overhead=0.5)
+    topology = Topology(nodes=2, ranks=2, memory=1 << 30, between=between, within=Link(bandwidth=1e9), rail=rail)
+    _, table = drawn_table(np.ones(300), 100, topology)
+    for way, more in (("world/rank", 1.25), ("world/node", 1.5)):
+        traffic = expected_traffic([table], [{way: table.keys}], topology, "float32")
+        assert traffic.between_with_headers(topology) == pytest.approx(more * traffic.between)
 
 
 def test_table_wise_and_column_wise_carry_every_lookup():

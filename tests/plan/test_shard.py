@@ -172,3 +172,11 @@ def test_one_rank_needs_no_plan():
     chosen = shard([drawn_table(np.ones(9), 5, topology)[1]], topology)
     assert chosen.seconds == 0 and chosen.rows("world") == {"t": 9}
     assert Table(name="t", dim=8) == chosen.tables[0].table
+
+
+def test_slow_rails_send_keys_straight_to_their_owners():
+    plain = cluster(2, 2, latency=0.0)
+    tables = tables_of([1 / np.arange(1, 2001)], 1000, plain)
+    assert shard(tables, plain, extra=0).dedup == "node"
+    assert shard(tables, cluster(2, 2, latency=0.0, rail=1e8), extra=0).seconds == shard(tables, plain, extra=0).seconds
+    assert shard(tables, cluster(2, 2, latency=0.0, rail=3e7), extra=0).dedup == "rank"

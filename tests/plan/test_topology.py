@@ -79,6 +79,37 @@ def test_a_missing_link_is_named():
         load_topology("nowhere.toml")
 
 
+def test_a_rail_is_read_and_written_as_any_link(tmp_path, cluster):
+    without = load_topology(cluster)
+    cluster.write_text(CLUSTER + '[rail]\nbandwidth = "80Gbit/s"\nlatency = "30us"\n')
+    topology = load_topology(cluster)
+    assert topology.rail == Link(bandwidth=10e9, latency=30e-6)
+    assert topology.model_copy(update={"rail": None}) == without
+    topology.save(tmp_path / "copy.toml")
+    assert load_topology(tmp_path / "copy.toml") == topology
+    assert "[rail]" not in without.to_toml()
+
+
+@pytest.mark.parametrize(
+    ("rail", "said"),
+    [
+        ('bandwidth = "fast"', '"fast" is not a bandwidth'),
+        ("bandwidth = 0", "rail.bandwidth: .*greater than 0"),
+        ('latency = "1ms"', "rail.bandwidth: this setting is needed"),
+        ("bandwidth = 1.0\nspeed = 2", 'there is no setting "speed"'),
+    ],
+)
+def test_a_wrong_rail_is_a_sentence(cluster, rail, said):
+    cluster.write_text(f"{CLUSTER}[rail]\n{rail}\n")
+    with pytest.raises(SettingsError, match=said):
+        load_topology(cluster)
+
+
+def test_a_rail_does_not_stand_for_the_link_between_nodes():
+    with pytest.raises(ValueError, match=r"2 nodes need a link.*\[between\]"):
+        Topology(nodes=2, memory=1, rail=Link(bandwidth=1))
+
+
 def test_rates_and_times_are_read_as_written():
     assert parse_rate("8bit/s") == 1 and parse_rate("1.5 MiB/s") == 1.5 * 2**20 and parse_rate("25Gbps") == 3.125e9
     assert parse_time("2s") == 2 and parse_time("0.5ms") == 0.0005 and parse_time("3ns") == pytest.approx(3e-9)
@@ -94,12 +125,33 @@ def test_links_carry_at_once_and_an_exchange_takes_the_longer():
     assert topology.seconds(within=0, between=0) == 0
 
 
+def test_the_kind_of_lane_says_which_links_carry():
+    between, within, rail = Link(bandwidth=100), Link(bandwidth=1000), Link(bandwidth=50)
+    topology = Topology(nodes=2, ranks=2, memory=1, between=between, within=within)
+    assert topology.links("world") == (within, between)
+    assert topology.links("node") == (within, None)
+    assert topology.links("rail") == (None, between)
+    with_rail = topology.model_copy(update={"rail": rail})
+    assert with_rail.links("rail") == (None, rail)
+    assert all(with_rail.links(kind) == topology.links(kind) for kind in ("world", "node"))
+    assert with_rail.seconds(within=0, between=200) == 2
+    assert with_rail.seconds(within=0, between=200, lane="rail") == 4
+    assert Topology(nodes=1, ranks=2, memory=1, within=within, rail=rail).links("rail") == (None, None)
+
+
+@pytest.mark.parametrize("node_size", [1, 4])
+def test_where_the_world_is_one_rail_or_has_one_node_no_rail_is_measured(pool, node_size):
+    found = pool.run(4, "plan_work:measured", node_size=node_size)[0]
+    assert found["rail"] is None
+    assert (found["between"] is None, found["within"] is None) == (node_size == 4, node_size == 1)
+
+
 def test_real_ranks_measure_their_links(pool):
     found = pool.run(4, "plan_work:measured", node_size=2)
     assert all(topology == found[0] for topology in found)
     assert (found[0]["nodes"], found[0]["ranks"]) == (2, 2)
     assert found[0]["memory"] == host_memory() // 2
-    for link in (found[0]["between"], found[0]["within"]):
+    for link in (found[0][name] for name in ("between", "within", "rail")):
         assert link["bandwidth"] > 0 and link["latency"] > 0 and 0 <= link["overhead"] < 0.25
 
 

@@ -227,9 +227,8 @@ def _copied(table: TableUse, replicated: int, node: int) -> dict[str, Ints]:
 
 def _told(sharding: Sharding, topology: Topology) -> dict[str, Any]:
     traffic = sharding.traffic
-    assert topology.between is not None
     return {
-        "between": traffic.between * (1 + topology.between.overhead),
+        "between": traffic.between_with_headers(topology),
         "seconds": traffic.seconds(topology),
         "memory": sharding.memory,
         "dedup": sharding.dedup,

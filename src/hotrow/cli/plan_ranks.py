@@ -169,10 +169,10 @@ def told_step(traffic: Mapping[str, float]) -> str:
 
 
 def _ranks(topology: Mapping[str, Any]) -> str:
-    from hotrow.plan.topology import rate_text, time_text
+    from hotrow.plan.topology import LINKS, rate_text, time_text
 
     told = [f"{topology['nodes']} x {topology['ranks']}"]
-    for name in ("between", "within"):
+    for name in LINKS:
         if topology[name] is not None:
             told.append(f"{name} {rate_text(topology[name]['bandwidth'])}, {time_text(topology[name]['latency'])}")
     return "; ".join(told)

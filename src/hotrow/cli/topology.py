@@ -22,12 +22,12 @@ def topology(
         str, typer.Option("--backend", help="gloo or nccl; nccl where every rank has a device of its own.")
     ] = "",
     megabytes: Annotated[
-        float, typer.Option("--megabytes", min=0.01, help="What each rank sends each other one in a large exchange.")
+        float, typer.Option("--megabytes", min=0.01, help="What each rank sends each other one of its node or place.")
     ] = 4.0,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure bandwidth and latency between nodes and within a node, by exchanges as training makes them.
+    """Measure bandwidth and latency between nodes, over rails and within a node, by exchanges as training makes them.
 
     Started by torchrun on all nodes it measures the links of all ranks. A process alone says what memory there is, and
     leaves the links for you to write.
@@ -76,19 +76,19 @@ def _leave(size: int) -> None:
 
 def _show(data: Mapping[str, Any]) -> None:
     from hotrow.cli.show import _pairs
-    from hotrow.plan.topology import rate_text, time_text
+    from hotrow.plan.topology import LINKS, rate_text, time_text
     from hotrow.sizes import size_text
 
     rows = [
         ("nodes", f"{data['nodes']} of {data['ranks']} ranks"),
         ("memory of a rank", size_text(data["memory"])),
     ]
-    for name, who in (("between", "a node to others"), ("within", "a rank to its node's others")):
+    for name, who in LINKS.items():
         link = data[name]
         if link is not None:
             told = f"{rate_text(link['bandwidth'])}, {time_text(link['latency'])} an exchange"
             rows.append((who, told + (f", headers {link['overhead']:.1%}" if link["overhead"] else "")))
-    if data["between"] is None and data["within"] is None:
+    if all(data[name] is None for name in LINKS):
         rows += [("cores", str(os.cpu_count())), ("links", "one process has none; start it with torchrun to measure")]
     if "file" in data:
         rows.append(("written", data["file"]))

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from hotrow.plan.topology import Topology
 from hotrow.plan.traffic import (
     KEY_BYTES,
+    LANES,
     WAYS,
     Exchange,
     Leg,
@@ -105,13 +106,13 @@ def row_seconds(tier: str, use: Use, row: int, topology: Topology) -> Floats:
     for route, entry in carried.items():
         times = []
         for link, places, entries in zip(
-            (topology.within, topology.between),
+            topology.links(LANES[route]),
             (topology.size, topology.nodes),
             units(route, use, topology),
             strict=True,
         ):
             if link is not None and entries.any():
-                times.append(entries * (entry * (1 + link.overhead) / link.bandwidth / places))
+                times.append(entries * (link.carrying(entry) / places))
         if times:  # both links carry at once, and which is slower is the same for all rows
             total += np.maximum.reduce(times) if len(times) > 1 else times[0]
     return total
@@ -149,10 +150,10 @@ class _Load:
         self.rank_variance += each * each * entries.rank_variance
         self.node_variance += each * each * entries.node_variance
 
-    def exchange(self, tier: str, name: str) -> Exchange:
+    def exchange(self, tier: str, leg: Leg) -> Exchange:
         rank = _busiest(self.within, self.at_rank, self.rank_variance)
         node = _busiest(self.between, self.at_node, self.node_variance)
-        return Exchange(tier, name, self.within, self.between, rank, node)
+        return Exchange(tier, leg.name, leg.lane, self.within, self.between, rank, node)
 
 
 class _Hot:
@@ -228,9 +229,9 @@ def expected_traffic(
 
 def _exchange(leg: Leg, load: _Load, tier: str, tables: int, topology: Topology) -> Exchange:
     if not leg.counts:
-        return load.exchange(tier, leg.name)
+        return load.exchange(tier, leg)
     within, between = count_bytes(leg.route, tables, topology)
-    return Exchange(tier, leg.name, within, between, within / topology.size, between / topology.nodes)
+    return Exchange(tier, leg.name, leg.lane, within, between, within / topology.size, between / topology.nodes)
 
 
 def table_wise(tables: Sequence[TableUse], topology: Topology, wire: Wire) -> tuple[Traffic, float]:
@@ -263,7 +264,8 @@ def _owned(name: str, loads: Floats, topology: Topology) -> Exchange:
     """An exchange of which each rank has a load of its own, used evenly by all ranks."""
     within = loads * (1 / topology.nodes - 1 / topology.size)
     between = loads.reshape(topology.nodes, topology.ranks).sum(axis=1) * (1 - 1 / topology.nodes)
-    return Exchange("table", name, float(within.sum()), float(between.sum()), float(within.max()), float(between.max()))
+    near, far = (float(within.sum()), float(within.max())), (float(between.sum()), float(between.max()))
+    return Exchange("table", name, "world", near[0], far[0], near[1], far[1])
 
 
 def column_wise(tables: Sequence[TableUse], topology: Topology, wire: Wire) -> tuple[Traffic, float]:
@@ -281,5 +283,6 @@ def column_wise(tables: Sequence[TableUse], topology: Topology, wire: Wire) -> t
     exchanges = []
     for name, load in (("keys", keys), ("rows", rows), ("gradients", rows)):
         within, between = load * (1 / topology.nodes - 1 / topology.size), load * (1 - 1 / topology.nodes)
-        exchanges.append(Exchange("column", name, within, between, within / topology.size, between / topology.nodes))
+        busiest = within / topology.size, between / topology.nodes
+        exchanges.append(Exchange("column", name, "world", within, between, *busiest))
     return Traffic(tuple(exchanges)), memory

@@ -1,11 +1,15 @@
 """Measures a topology from inside it: every rank calls `measure`, and all get the same answer.
 
-Exchanges are all-to-alls of torch.distributed, as the sharded tiers make them, so what Gloo or NCCL adds is in the
-figures. Between nodes all ranks of a node send at once, each to those of its own number on other nodes; within a
-node each rank sends to its node's others. Two sizes, several times each: a small one gives the latency, and what the
-large one takes more gives the bandwidth. It takes about two seconds a link. Where ranks share the cores of a host, an
-exchange that comes after work takes longer than one after another (1.3 ms and 0.4, four ranks on two cores): so each
-is measured after some, as a training step has it.
+Exchanges are all-to-alls of torch.distributed over lanes as the sharded tiers have them, connections included, so what
+Gloo or NCCL adds is in the figures. For `between` every rank sends to all others; for `rail` each to those of its place
+on other nodes, all rails at once, a node as many bytes as before; for `within` each to its node's others. Two sizes,
+several times each: a small one gives the latency, and what the large one takes more gives the bandwidth. It takes two
+to three seconds a link.
+
+Each exchange comes after some work, as in a training step: where ranks share few cores it takes longer than one after
+another (1.3 ms and 0.4, four ranks on two cores). A small one takes what a rank has of it; a large one is over when the
+last rank has its bytes: connections do not share a link evenly, and what ranks take on average is too little (8 MB a
+node over rails at 1 Gbit/s: 68 ms, and 88 until the last has them).
 
 A process that is alone measures no link and reports the memory there is.
 """
@@ -13,8 +17,8 @@ A process that is alone measures no link and reports the memory there is.
 from __future__ import annotations
 
 import os
-import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +28,13 @@ import torch.distributed as dist
 
 from hotrow.errors import SettingsError
 from hotrow.plan.topology import Link, Topology
+from hotrow.plan.uses import Floats
 from hotrow.tiers.lanes import connections, exchange
-from hotrow.world import World
+from hotrow.world import LaneKind, World
 
 SMALL = 1 << 10
 LARGE = 8 << 20
-"""Bytes that each rank sends to each other one."""
+"""Bytes that each rank sends to each other one of its node or rail; over the world a node sends as many in all."""
 WORK = 12 << 20
 """Bytes that each rank copies before an exchange."""
 TURNS = 15
@@ -43,14 +48,15 @@ def measure(world: World, *, large: int = LARGE, turns: int = TURNS) -> Topology
         return Topology(nodes=1, ranks=1, memory=_memory(device, 1))
     memory = torch.tensor([_memory(device, world.node_size)], dtype=torch.int64, device=device)
     dist.all_reduce(memory, op=dist.ReduceOp.MIN)
-    between = within = None
+    found: dict[str, Link] = {}
     if world.nodes > 1:
-        among = [list(range(r, world.size, world.node_size)) for r in range(world.node_size)]
-        between = _link(among, device, senders=world.node_size, large=large, turns=turns, counted=True)
+        each = max(large // world.node_size, 4 * SMALL)
+        found["between"] = _link("world", world, device, large=each, turns=turns)
     if world.node_size > 1:
-        among = [list(range(n * world.node_size, (n + 1) * world.node_size)) for n in range(world.nodes)]
-        within = _link(among, device, senders=1, large=large, turns=turns, counted=False)
-    return Topology(nodes=world.nodes, ranks=world.node_size, memory=int(memory.item()), between=between, within=within)
+        found["within"] = _link("node", world, device, large=large, turns=turns)
+    if world.nodes > 1 and world.node_size > 1:  # with one rank a node the world is one rail
+        found["rail"] = _link("rail", world, device, large=large, turns=turns)
+    return Topology(nodes=world.nodes, ranks=world.node_size, memory=int(memory.item()), **found)
 
 
 def host_memory() -> int:
@@ -76,18 +82,19 @@ def _memory(device: torch.device, ranks: int) -> int:
     return host_memory() // ranks
 
 
-def _link(among: list[list[int]], device: torch.device, *, senders: int, large: int, turns: int, counted: bool) -> Link:
-    """The link that each of these groups of ranks exchanges over, all of them at once; `senders` share it."""
-    lines = connections(len(among[0]), apart=counted)
-    groups = [dist.new_subgroups_by_enumeration(among)[0] for _ in range(lines)]  # type: ignore[no-untyped-call]
-    sent = senders * (dist.get_world_size(groups[0]) - 1)
-    few = statistics.median(_exchange(groups, device, SMALL, 3 * turns))
-    few = _over_ranks([few], device, dist.ReduceOp.SUM)[0] / dist.get_world_size()
+def _link(kind: LaneKind, world: World, device: torch.device, *, large: int, turns: int) -> Link:
+    """The link that lanes of a kind exchange over, all of them at once."""
+    every = world.lanes(kind)
+    members, near = len(every[0]), 1 if kind == "rail" else world.node_size
+    lines = connections(members, apart=kind != "node")
+    groups = [dist.new_subgroups_by_enumeration(every)[0] for _ in range(lines)]  # type: ignore[no-untyped-call]
+    sent = members - 1 if kind == "node" else world.node_size * (members - near)  # messages of one sender: rank or node
+    few = float(np.median(_gathered(_exchange(groups, device, SMALL, 3 * turns), device), axis=1).mean())
     for size in (large, 4 * large, 16 * large):  # where much else is going on, more must be sent to see a difference
         before = sent_bytes()
-        taken = statistics.fmean(_exchange(groups, device, size, turns))  # a busy link has good times and bad ones
-        headers = (sent_bytes() - before) / (sent * size * (turns + 1)) - 1 if counted else 0.0
-        much, headers = _over_ranks([taken, headers], device, dist.ReduceOp.MAX)
+        much = float(_gathered(_exchange(groups, device, size, turns), device).max(axis=0).mean())
+        counted = (sent_bytes() - before) / (sent * size * (turns + 1)) - 1 if kind != "node" else 0.0
+        headers = float(_gathered([counted], device).max())
         if much > 1.25 * few:
             break
     for group in groups:
@@ -102,15 +109,16 @@ def _link(among: list[list[int]], device: torch.device, *, senders: int, large: 
     )
 
 
-def _over_ranks(values: list[float], device: torch.device, reduce: dist.ReduceOp.RedOpType) -> list[float]:
-    """Each value's sum over the ranks, or the largest of any."""
-    tensor = torch.tensor(values, dtype=torch.float64, device=device)
-    dist.all_reduce(tensor, op=reduce)
-    return [float(v) for v in tensor.tolist()]
+def _gathered(values: Sequence[float], device: torch.device) -> Floats:
+    """The values of all ranks, a line for each."""
+    mine = torch.tensor(values, dtype=torch.float64, device=device)
+    every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, mine)
+    return torch.stack(every).cpu().numpy()
 
 
 def _exchange(groups: list[Any], device: torch.device, each: int, turns: int) -> list[float]:
-    """Seconds of all-to-alls in which each rank sends `each` bytes to each other."""
+    """Seconds of all-to-alls in which each rank sends `each` bytes to each other, as this rank has them."""
     ranks = dist.get_world_size(groups[0])
     sizes = [each] * ranks
     sizes[dist.get_rank(groups[0])] = 0  # what stays on a rank crosses no link

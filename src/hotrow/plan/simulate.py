@@ -47,7 +47,7 @@ class _Places:
         if leg.counts:
             within, between = count_bytes(leg.route, tables, topology)
             rank, node = within / topology.size, between / topology.nodes
-        return Exchange(tier, leg.name, within, between, rank, node)
+        return Exchange(tier, leg.name, leg.lane, within, between, rank, node)
 
 
 def count_step(

@@ -5,10 +5,13 @@
     memory = "80GiB"                  latency = "20us"              latency = "8us"
 
 `ranks` are those of one node and `memory` is what rows may take on each. A link's bandwidth is what its sender can
-send at once: for `between` a node, all its ranks together; for `within` one rank. Its latency is what an exchange
-takes that carries nothing, so it is that of the collective, not of the wire. An exchange takes its latency and the
-bytes of its busiest sender or receiver over the bandwidth: two figures a link, which is as much as can be measured
-in a second; what congestion and stragglers add is not in it.
+send at once: for `between` a node, all its ranks together; for `within` one rank. Where each rank talks only to those
+of its place on the other nodes it has few connections, and nodes may send less: `rail` is what they send then, and
+the same as `between` where it is not given. Which links an exchange goes over follows from the kind of its lanes.
+
+A link's latency is what an exchange takes that carries nothing, so it is that of the collective, not of the wire. An
+exchange takes its latency and the bytes of its busiest sender or receiver over the bandwidth: two figures a link, which
+is as much as can be measured in a second; what congestion and stragglers add is not in it.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from hotrow.files import replacing
 from hotrow.settings import Settings, parse
 from hotrow.sizes import parse_size
 from hotrow.toml import to_toml
+from hotrow.world import LaneKind
 
 _RATE = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*([kKMGT]?)(i?)(bit|b|B)(?:/s|ps)\s*")
 _TIME = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*(s|ms|us|µs|ns)\s*")
@@ -92,6 +96,18 @@ class Link(Settings):
     )
     overhead: float = Field(0.0, ge=0, lt=1, description="what headers add to bytes, as a share of them")
 
+    def carrying(self, sent: float) -> float:
+        """Seconds that so many bytes of one sender take, with their headers, beside the latency."""
+        return sent * (1 + self.overhead) / self.bandwidth
+
+
+LINKS = {
+    "between": "a node to others",
+    "rail": "the same, ranks to those of their place",
+    "within": "a rank to its node's others",
+}
+"""A topology's links, and who sends to whom over each."""
+
 
 class Topology(Settings):
     """The ranks there are and the links between them."""
@@ -101,6 +117,11 @@ class Topology(Settings):
     memory: Annotated[int, _told(parse_size), Field(gt=0)] = Field(description="what rows may take on each rank")
     between: Link | None = Field(None, description="from a node to the others, all its ranks together")
     within: Link | None = Field(None, description="from a rank to the others of its node")
+    rail: Link | None = Field(
+        None,
+        description="from a node to the others where each rank sends only to those of its place there; "
+        "as `between` where it is not given",
+    )
 
     @model_validator(mode="after")
     def _has_its_links(self) -> Topology:
@@ -115,25 +136,29 @@ class Topology(Settings):
         """All ranks."""
         return self.nodes * self.ranks
 
-    def seconds(self, within: float, between: float) -> float:
+    def links(self, lane: LaneKind) -> tuple[Link | None, Link | None]:
+        """The links that an exchange over a lane of this kind has within nodes, and between them."""
+        near = self.within if self.ranks > 1 and lane != "rail" else None
+        far = self.rail or self.between if lane == "rail" else self.between
+        return near, far if self.nodes > 1 and lane != "node" else None
+
+    def seconds(self, within: float, between: float, lane: LaneKind = "world") -> float:
         """What one exchange takes in which the busiest rank sends `within` bytes and the busiest node `between`.
 
         Both links carry at once. An exchange without bytes between nodes is one of each node in itself.
         """
-        times = [0.0]
-        if self.nodes > 1 and between > 0:
-            assert self.between is not None
-            times.append(self.between.latency + between * (1 + self.between.overhead) / self.between.bandwidth)
-        if self.ranks > 1 and within > 0:
-            assert self.within is not None
-            times.append(self.within.latency + within * (1 + self.within.overhead) / self.within.bandwidth)
-        return max(times)
+        times = [
+            link.latency + link.carrying(sent)
+            for link, sent in zip(self.links(lane), (within, between), strict=True)
+            if link is not None and sent > 0
+        ]
+        return max(times, default=0.0)
 
     def to_toml(self) -> str:
         """As a cluster file that `load_topology` reads."""
         data = self.model_dump(exclude_none=True)
         data["memory"] = f"{self.memory}B"
-        for name in ("between", "within"):
+        for name in LINKS:
             if name in data:
                 link: Mapping[str, float] = data[name]
                 data[name] = {

@@ -12,6 +12,9 @@ world's ranks, and a mate on each node: the rank whose number in its node is the
     copies    a key that anyone used, from the owner to all its mates   (between nodes only)
     spread    a key that anyone used, from each mate to its node        (within nodes only)
 
+The first two go over a lane of the world, those within nodes over lanes of nodes, those between nodes over rails
+(`LANES`). From that follow the links whose time an exchange takes.
+
 A key is 8 bytes, a row or gradient dim times the width on the wire (2 bytes more in float16, its exponent). Ahead of
 each list of keys go, from every rank to every other, what is done, the step and a count for each table: 8 bytes each.
 """
@@ -28,12 +31,23 @@ import numpy.typing as npt
 from hotrow import _native
 from hotrow.plan.topology import Topology
 from hotrow.table import Table
+from hotrow.world import LaneKind
 
 Ints = npt.NDArray[np.int64]
 Wire = Literal["float32", "bfloat16", "float16"]
 Dedup = Literal["none", "rank", "node"]
 Route = Literal["lookups", "ranks", "mates", "owners", "sums", "copies", "spread"]
 
+LANES: dict[Route, LaneKind] = {
+    "lookups": "world",
+    "ranks": "world",
+    "mates": "node",
+    "owners": "rail",
+    "sums": "rail",
+    "copies": "rail",
+    "spread": "node",
+}
+"""The kind of lane that each route goes over."""
 KEY_BYTES = 8
 COUNT_BYTES = 8
 HEAD = 2
@@ -49,6 +63,10 @@ class Leg(NamedTuple):
     row: bool = False
     counts: bool = False
     back: bool = False
+
+    @property
+    def lane(self) -> LaneKind:
+        return LANES[self.route]
 
     def entry_bytes(self, row: int) -> int:
         """Bytes of one entry, with rows of `row` bytes on the wire."""
@@ -136,11 +154,9 @@ def count_bytes(route: Route, tables: int, topology: Topology) -> tuple[float, f
 def _pairs(route: Route, topology: Topology) -> tuple[int, int]:
     """Pairs of ranks that exchange over a route: those of one node, and those of two."""
     n, g, all_ranks = topology.nodes, topology.ranks, topology.size
-    if route in ("lookups", "ranks"):
-        return all_ranks * (g - 1), all_ranks * (all_ranks - g)
-    if route in ("mates", "spread"):
-        return all_ranks * (g - 1), 0
-    return 0, all_ranks * (n - 1)
+    lane = LANES[route]
+    within = 0 if lane == "rail" else all_ranks * (g - 1)
+    return within, {"world": all_ranks * (all_ranks - g), "node": 0, "rail": all_ranks * (n - 1)}[lane]
 
 
 @dataclass(frozen=True)
@@ -149,6 +165,7 @@ class Exchange:
 
     tier: str
     name: str
+    lane: LaneKind
     within: float
     between: float
     busiest_rank: float
@@ -157,7 +174,12 @@ class Exchange:
     """The most that one node sends to, or takes from, the others."""
 
     def seconds(self, topology: Topology) -> float:
-        return topology.seconds(self.busiest_rank, self.busiest_node)
+        return topology.seconds(self.busiest_rank, self.busiest_node, self.lane)
+
+    def between_with_headers(self, topology: Topology) -> float:
+        """Bytes between nodes as the interfaces count them."""
+        _, far = topology.links(self.lane)
+        return self.between * (1 + far.overhead) if far is not None else 0.0
 
 
 @dataclass(frozen=True)
@@ -175,6 +197,10 @@ class Traffic:
     def between(self) -> float:
         """Bytes that nodes send to others."""
         return sum(e.between for e in self.exchanges)
+
+    def between_with_headers(self, topology: Topology) -> float:
+        """Bytes that nodes send to others, as their interfaces count them."""
+        return sum(e.between_with_headers(topology) for e in self.exchanges)
 
     def seconds(self, topology: Topology) -> float:
         """What the exchanges take one after the other."""
@@ -198,7 +224,7 @@ def _mean(row: tuple[Exchange, ...]) -> Exchange:
     n = len(row)
     within, between = sum(e.within for e in row) / n, sum(e.between for e in row) / n
     rank, node = sum(e.busiest_rank for e in row) / n, sum(e.busiest_node for e in row) / n
-    return Exchange(row[0].tier, row[0].name, within, between, rank, node)
+    return Exchange(row[0].tier, row[0].name, row[0].lane, within, between, rank, node)
 
 
 def _ratio(busiest: float, mean: float) -> float:

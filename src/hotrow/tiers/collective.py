@@ -26,10 +26,10 @@ from hotrow.table import Table
 from hotrow.tiers.device import DeviceTier
 from hotrow.tiers.hops import WIRES, Ends, Hop, Rule, WireFormat, spread
 from hotrow.tiers.host import HostTier
-from hotrow.tiers.lanes import Kind, Lane, Lanes, Traffic
+from hotrow.tiers.lanes import Lane, Lanes, Traffic
 from hotrow.tiers.owned import Held, OwnedRows
 from hotrow.tiers.tier import Floats, Gradients, Part, Tier
-from hotrow.world import World
+from hotrow.world import LaneKind, World
 
 NamedKeys = Mapping[str, npt.NDArray[np.int64]]
 Device = torch.device | str
@@ -49,7 +49,7 @@ class CollectiveTier(Tier):
         tables: Sequence[Table],
         world: World,
         *,
-        kinds: dict[str, tuple[Kind, ...]],
+        kinds: dict[str, tuple[LaneKind, ...]],
         owner: int,
         owners: int,
         gives: bool,
@@ -134,7 +134,7 @@ class CollectiveTier(Tier):
             raise SettingsError(f'There is no wire format "{wire}".{nearest(str(wire), WIRES)}')
         self.wire, self._wire = wire, WIRES.index(wire)
 
-    def _path(self, purpose: str, kinds: Sequence[Kind]) -> list[Lane]:
+    def _path(self, purpose: str, kinds: Sequence[LaneKind]) -> list[Lane]:
         return [self._lanes.of(purpose, kind) for kind in kinds]
 
     def _ends(self, parts: Sequence[Part], size: int) -> Ends:
@@ -164,7 +164,7 @@ class CollectiveTier(Tier):
         self._apply(parts, ends, grads, step, ticket)
 
 
-def rules(world: World) -> dict[Kind, Rule]:
+def rules(world: World) -> dict[LaneKind, Rule]:
     """Who answers a key over each kind of lane: its owner in the world, or who stands for the owner on the way."""
     return {"world": Rule(world.size), "node": Rule(world.size), "rail": Rule(world.size, world.node_size)}
 

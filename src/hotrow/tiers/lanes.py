@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +31,10 @@ from torch import Tensor
 
 from hotrow.errors import RankError
 from hotrow.peers import Peers
-from hotrow.world import World
+from hotrow.world import LaneKind, World
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
-Kind = Literal["world", "node", "rail"]
 IN_HALVES = 1 << 20
 """Bytes that two members exchange, both ways together, from which on they go over two connections."""
 
@@ -147,7 +146,7 @@ class Lanes:
     def __init__(
         self,
         world: World,
-        kinds: dict[str, tuple[Kind, ...]],
+        kinds: dict[str, tuple[LaneKind, ...]],
         timeout: float,
         traffic: dict[str, Traffic] | None = None,
     ) -> None:
@@ -161,7 +160,7 @@ class Lanes:
             for kind in wanted
         }
 
-    def of(self, purpose: str, kind: Kind) -> Lane:
+    def of(self, purpose: str, kind: LaneKind) -> Lane:
         return self._lanes[purpose, kind]
 
     def close(self) -> None:
@@ -171,15 +170,9 @@ class Lanes:
                 dist.destroy_process_group(group)
         self._groups = []
 
-    def _lane(self, kind: Kind, traffic: Traffic, timeout: float) -> Lane:
+    def _lane(self, kind: LaneKind, traffic: Traffic, timeout: float) -> Lane:
         w = self.world
-        every: list[list[int]]
-        if kind == "world":
-            every, node = [list(range(w.size))], w.node_size
-        elif kind == "node":
-            every, node = [list(range(n * w.node_size, (n + 1) * w.node_size)) for n in range(w.nodes)], w.node_size
-        else:
-            every, node = [list(range(j, w.size, w.node_size)) for j in range(w.node_size)], 1
+        every, node = w.lanes(kind), 1 if kind == "rail" else w.node_size
         (mine,) = [ranks for ranks in every if w.rank in ranks]
         near = np.array([rank // w.node_size == w.node for rank in mine])
         lane = Lane(mine, mine.index(w.rank), node, near, traffic, self._peers)

@@ -14,9 +14,8 @@ from typing import Any
 from hotrow.table import Table
 from hotrow.tiers.collective import CollectiveTier, Device, NamedKeys, rules
 from hotrow.tiers.hops import Hop, WireFormat, spread
-from hotrow.tiers.lanes import Kind
 from hotrow.tiers.tier import Floats, Gradients, Part
-from hotrow.world import World
+from hotrow.world import LaneKind, World
 
 
 class ReplicatedTier(CollectiveTier):
@@ -35,7 +34,7 @@ class ReplicatedTier(CollectiveTier):
         device: Device | None = None,
         keys: NamedKeys | None = None,
     ) -> None:
-        kinds: list[Kind] = ["node"] if world.node_size > 1 else []
+        kinds: list[LaneKind] = ["node"] if world.node_size > 1 else []
         kinds += ["rail"] if world.nodes > 1 else []
         super().__init__(
             tables,

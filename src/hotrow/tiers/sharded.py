@@ -26,9 +26,9 @@ from hotrow.errors import SettingsError, nearest
 from hotrow.table import Table
 from hotrow.tiers.collective import CollectiveTier, Device, NamedKeys, rules
 from hotrow.tiers.hops import Route, WireFormat
-from hotrow.tiers.lanes import Kind, Lanes
+from hotrow.tiers.lanes import Lanes
 from hotrow.tiers.tier import Floats, Gradients, Part
-from hotrow.world import World
+from hotrow.world import LaneKind, World
 
 Scope = Literal["world", "node"]
 Dedup = Literal["none", "rank", "node"]
@@ -124,8 +124,8 @@ class ShardedTier(CollectiveTier):
         self.wants_lookups = dedup == "none"
         self._hops = _hops(world, self.name, dedup)
 
-    def _kinds(self) -> dict[str, tuple[Kind, ...]]:
-        update: tuple[Kind, ...] = (*self._hops, "rail") if self._copied else self._hops
+    def _kinds(self) -> dict[str, tuple[LaneKind, ...]]:
+        update: tuple[LaneKind, ...] = (*self._hops, "rail") if self._copied else self._hops
         return {"fetch": self._hops, "read": self._hops, "update": update}
 
     def _route(self, parts: Sequence[Part], size: int, what: str, step: int) -> Route:
@@ -142,7 +142,7 @@ class ShardedTier(CollectiveTier):
         return np.empty(route.ends.size, np.float32) if route.hops else rows
 
 
-def _hops(world: World, scope: str, dedup: str) -> tuple[Kind, ...]:
+def _hops(world: World, scope: str, dedup: str) -> tuple[LaneKind, ...]:
     """The lanes to a key's owner, those left out that have one member."""
     if scope == "node":
         return ("node",) if world.node_size > 1 else ()
