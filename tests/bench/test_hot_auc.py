@@ -29,7 +29,7 @@ class Here(Executor):
 @pytest.fixture
 def small(monkeypatch):
     monkeypatch.setattr(hot_auc, "ProcessPoolExecutor", Here)
-    monkeypatch.setattr(hot_auc, "SAMPLES", 60_000)
+    monkeypatch.setattr(hot_auc, "SAMPLES", 225_000)
     monkeypatch.setattr(hot_auc, "JUDGE", 256)
 
 
