@@ -277,7 +277,7 @@ def test_a_run_is_not_resumed_with_another_plan(make_run):
         ('memory = "1MiB"\nreplan_every = "day"', "replan_every"),
         ('memory = "1MiB"\nmode = "hot_cold"\nreplan_every = 5', 'replan_every works with mode = "split" only'),
         ('memory = "1MiB"\nmode = "hot"', "plan.mode"),
-        ('memory = "1MiB"\ndevice_rows = true', "device_rows is for a plan of several ranks"),
+        ('memory = "1MiB"\ndevice_rows = true', "device_rows is for a saved plan of several ranks"),
         ('path = "a.plan"\n[cluster]\nexchange = "nccl"', 'cluster.exchange: "nccl" is for ranks with a device'),
         (
             'path = "a.plan"\n[cluster]\nexchange = "nccl"\n[train]\ndevice = "cuda"\n[policy]\nname = "exact"',

@@ -8,7 +8,8 @@ for, ahead of its step; what workers in step can do until the read, 2 clocks a w
 
 What is written back is the change of row and optimizer state. That is equal to
 - one worker: the plain table, bit for bit, for every optimizer. It writes rows back as they are, has made the same
-  updates in the same order, and counted Adam's steps, which go along.
+  updates in the same order, and counted Adam's steps, which go along. Only if a batch has more keys without a row than
+  a bounded table has room for, those that had one before, and a copy here, get it first.
 - several: SGD to rounding, for a row is its start minus the sum of all updates. The accumulators of Adagrad and
   RowWiseAdagrad are the sums of all squared gradients; an update is divided by the one its worker saw. With Momentum
   and Adam each worker's moments move on from those it took over, and the moves add up.
