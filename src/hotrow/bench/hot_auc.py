@@ -33,7 +33,7 @@ from hotrow.train.loop import train
 
 MUST, AIM = 0.0005, 0.0001
 SAMPLES = 1_500_000
-"""Of the demo's log. With a quarter of them, seen once, the AUC of most runs without a plan varied by 0.002."""
+"""Of the demo's log. With a quarter of them, seen once, the AUC of runs without a plan varied by 0.002."""
 JUDGE = 4_000
 """Test samples whose loss steers hot and cold turns: there are hundreds of turns in an epoch as short as these."""
 

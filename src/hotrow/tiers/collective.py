@@ -112,11 +112,8 @@ class CollectiveTier(Tier):
 
     def set_steps(self, steps: int) -> None:
         """Takes the stores as having made `steps` updates: what a tier that joins in mid-run has to know."""
-        if isinstance(self._here, DeviceTier):
-            self._here.steps = steps
-        else:
-            for store in self._here.stores().values():
-                store.steps = steps
+        for rows in self._here.stores().values():
+            rows.steps = steps
 
     def close(self) -> None:
         self._lanes.close()

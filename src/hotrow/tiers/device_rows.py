@@ -52,6 +52,10 @@ class DeviceRows:
         """Updates applied so far: what Adam corrects its bias by."""
         return self._tier.steps
 
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self._tier.steps = steps
+
     @property
     def keys(self) -> Keys:
         """Of all rows that it has room for."""
