@@ -157,6 +157,15 @@ def test_rows_on_a_device_are_as_those_in_host_memory_through_changes_of_plan(ra
         assert all(copy == copies[0] for copy in copies)
 
 
+def test_a_row_on_a_device_moves_though_the_new_plan_names_it_there_too(ranks):
+    case = small_case(8, optimizer=SGD(lr=0.1))
+    first = (Share("replicated", np.array([0, 1])), Share("world"))
+    job = job_of(case, [Plan({"a": a, "b": first}) for a in (first, (Share("node", np.array([0])), *first))])
+    job.device_rows = ("replicated", "node")
+    each = dealt(case.batches, 4)
+    assert_equal_to_plain(case, job, each, ranks.run(4, "rank_work:train", job, each=each, node_size=2))
+
+
 def test_the_tiers_that_a_plan_asks_for_have_their_rows_on_the_device_where_it_names_all_of_them(ranks):
     case = small_case(8, optimizer=SGD(lr=0.1))
     whole = Plan({"a": PLAN.shares["a"], "b": (Share("replicated", np.array([0])), Share("node"))})

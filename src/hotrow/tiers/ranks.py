@@ -122,13 +122,16 @@ def move_rows(old: Router, new: Router, world: World, steps: int) -> None:
 
 def _set_aside(name: str, tier: CollectiveTier, new: Router) -> dict[str, OwnedRows]:
     """Has a tier on a device hold the rows of the new plan; its own that go elsewhere are then in host memory."""
-    keys, aside = new.plan.keys_on(name), {}
+    keys = new.plan.keys_on(name)
+    aside = {}
     for table, rows in tier.stores().items():
         aside[table] = RowStore(tier.tables[table].model_copy(update={"admission": None, "eviction": None}))
         aside[table].import_(rows.store.take(_all_keys(rows.store)))
     tier.replan(keys)
-    for table, rows in tier.stores().items():
-        rows.import_(aside[table].take(keys.get(table, np.empty(0, np.int64))))
+    for table, named in keys.items():
+        for holder, (part,) in new.route([table], [named], [0]):  # another share may name a key before this tier's does
+            if holder is tier:
+                tier.stores()[table].import_(aside[table].take(part.keys))
     return {table: tier.owned(store) for table, store in aside.items()}
 
 
