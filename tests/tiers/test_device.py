@@ -1,12 +1,12 @@
 """The device tier gives what a plain table gives, whatever part of the rows it holds and however the plan changes.
 
-On a CPU the tier is a dense array and the kernels are their plain twins; on a GPU the same tests run there too.
+On a CPU the tier is a dense array and the kernels are their plain twins; where there is a GPU the same is tested there.
 """
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotrow import Batch, Embeddings, Feature, Table
@@ -17,7 +17,6 @@ from hotrow.tiers import DeviceTier
 from shapes import ON_DEVICE, Case, cases
 from test_embeddings import assert_same_rows, both, loss_of, train
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 HOT = st.lists(st.one_of(st.integers(-5, 20), st.sampled_from([2**62, -(2**63)])))
 
 
@@ -31,22 +30,36 @@ def plans(draw: st.DrawFn, case: Case) -> Plan:
     return Plan(shares)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@given(cases(optimizers=ON_DEVICE), st.data())
-def test_rows_split_between_device_and_host_equal_one_plain_table(device, case, data):
+def check_split(device: str, case: Case, data: st.DataObject) -> None:
     ours, plain = both(case, plan=data.draw(plans(case)), device=device)
     train(case, ours, plain)
     assert_same_rows(case, ours, plain)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@given(cases(optimizers=ON_DEVICE), st.data())
-def test_a_plan_that_changes_in_mid_run_loses_no_update(device, case, data):
+def check_changes(device: str, case: Case, data: st.DataObject) -> None:
     ours, plain = both(case, plan=data.draw(plans(case)), device=device)
     for batch in case.batches:
         train(Case(case.tables, case.features, [batch]), ours, plain)
         ours.replan(data.draw(plans(case)))
     assert_same_rows(case, ours, plain)
+
+
+@given(cases(optimizers=ON_DEVICE), st.data())
+def test_rows_split_between_device_and_host_equal_one_plain_table(case, data):
+    check_split("cpu", case, data)
+
+
+@given(cases(optimizers=ON_DEVICE), st.data())
+def test_a_plan_that_changes_in_mid_run_loses_no_update(case, data):
+    check_changes("cpu", case, data)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("check", [check_split, check_changes])
+@settings(max_examples=12)  # every shape is compiled for
+@given(case=cases(optimizers=ON_DEVICE), data=st.data())
+def test_the_same_on_a_gpu(check, case, data):
+    check("cuda", case, data)
 
 
 @given(cases(optimizers=ON_DEVICE, steps=2), st.data())
