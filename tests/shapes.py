@@ -4,12 +4,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from hypothesis import Phase
 from hypothesis import strategies as st
 
 from hotrow import Batch, Feature, Group, Table
 from hotrow.schedule import Constant, Linear
 from hotrow.store.optimizers import SGD, Adagrad, Adam, Momentum, RowWiseAdagrad
 from hotrow.table import Normal, Uniform
+
+PHASES = (Phase.explicit, Phase.generate)  # where an example takes seconds: a failing one is not made smaller
 
 KEYS = st.one_of(st.integers(-5, 20), st.sampled_from([2**32, 2**32 + 1, 2**62, -(2**63), 2**63 - 1]))
 

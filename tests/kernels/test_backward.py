@@ -72,6 +72,14 @@ def test_all_kinds_of_tables_and_features_update_in_one_launch(
     check(make(device, specs, groups, weighted=weighted), device)
 
 
+@pytest.mark.parametrize("dims", [(6, 8), (24, 32), (64, 64), (100, 128)])
+def test_unlike_tables_of_one_class_share_spans_of_more_rows_than_a_tile(device: str, dims: tuple[int, int]) -> None:
+    specs = [TableSpec(90, dim, Rule("adagrad", lr=0.1 * (t + 1)), staged=20) for t, dim in enumerate(dims)]
+    case = make(device, specs, [([(0, "sum"), (1, "sum")], 40, None)], longest=6)
+    assert [c.segments for c in case.tables.classes] == [2]
+    check(case, device)
+
+
 @pytest.mark.parametrize("hot", [0.0, 0.5, 1.0])
 def test_rows_of_any_number_of_lookups_are_summed(device: str, hot: float) -> None:
     """From one to hundreds: within a block of sorted lookups, over the border of two, over many."""

@@ -14,7 +14,7 @@ from hotrow.errors import SettingsError
 from hotrow.plan import Plan, Share
 from hotrow.store.optimizers import Adam, Momentum
 from hotrow.tiers import DeviceTier
-from shapes import ON_DEVICE, Case, cases
+from shapes import ON_DEVICE, PHASES, Case, cases
 from test_embeddings import assert_same_rows, both, loss_of, train
 
 HOT = st.lists(st.one_of(st.integers(-5, 20), st.sampled_from([2**62, -(2**63)])))
@@ -56,7 +56,7 @@ def test_a_plan_that_changes_in_mid_run_loses_no_update(case, data):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("check", [check_split, check_changes])
-@settings(max_examples=12)  # every shape is compiled for
+@settings(max_examples=12, phases=PHASES)  # every shape is compiled for
 @given(case=cases(optimizers=ON_DEVICE), data=st.data())
 def test_the_same_on_a_gpu(check, case, data):
     check("cuda", case, data)

@@ -9,10 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_ranks_tiers import PHASES, PLAN, assert_equal_to_plain, dealt, job_of, named_plans, small_case
+from test_ranks_tiers import PLAN, assert_equal_to_plain, dealt, job_of, named_plans, small_case
 
 from ranks import Ranks
-from shapes import ON_DEVICE, cases
+from shapes import ON_DEVICE, PHASES, cases
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NCCL needs a CUDA device")
 

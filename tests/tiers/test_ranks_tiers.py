@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 import torch
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotrow import Batch, Embeddings, Feature, Table
@@ -21,11 +21,10 @@ from hotrow.tiers.sharded import ShardedTier
 from hotrow.world import World
 from rank_work import SEED, Job, Seen
 from ranks import RankFailed, Ranks
-from shapes import ON_DEVICE, Case, cases
+from shapes import ON_DEVICE, PHASES, Case, cases
 from test_embeddings import initial, loss_of, results
 
 SHAPES = [(1, 1), (2, 2), (2, 1), (3, 3), (3, 1), (4, 2), (4, 4)]
-PHASES = (Phase.explicit, Phase.generate)  # a failing example costs seconds on several ranks: it is not made smaller
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}  # sums in another order, which Adagrad with a rate of 1 makes larger
 NAMES = ("replicated", "node", "world")
 HOT = st.lists(st.one_of(st.integers(-5, 20), st.sampled_from([2**32, 2**62, -(2**63)])), max_size=12)

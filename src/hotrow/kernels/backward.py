@@ -127,23 +127,33 @@ def _span(
     FULL: tl.constexpr, FIRST_SEGMENT: tl.constexpr, SEGMENTS: tl.constexpr, ALL: tl.constexpr, UNROLL: tl.constexpr,
     UNIT: tl.constexpr, FACTORS: tl.constexpr, PLAIN: tl.constexpr, STAGED: tl.constexpr, ONLY: tl.constexpr,
 ):  # fmt: skip
-    """The entries of one class in one span, tile after tile; the next tile's are asked for before this one's work."""
+    """The entries of one class in one span, tile after tile.
+
+    In the usual case, tables that are alike, the next tile's entries are asked for before this one's work. A tile of
+    several segments asks for its own: carried from tile to tile, Triton 3.6 takes those of the first for the search of
+    segments, and later tiles are lost.
+    """
     tiles = tl.cdiv(last - entry, TILE)
-    entry += tl.arange(0, TILE)
-    begin, place, info, slot = _entries(begins, infos, slots, firsts, entry, last, FACTORS, ONLY)
-    for _ in range(tiles):
-        live = entry < last
-        ahead = entry + TILE
-        begin_ahead, place_ahead, info_ahead, slot_ahead = _entries(
-            begins, infos, slots, firsts, ahead, last, FACTORS, ONLY
-        )
-        if SEGMENTS == 1:
+    if SEGMENTS == 1:
+        entry += tl.arange(0, TILE)
+        begin, place, info, slot = _entries(begins, infos, slots, firsts, entry, last, FACTORS, ONLY)
+        for _ in range(tiles):
+            live = entry < last
+            ahead = entry + TILE
+            begin_ahead, place_ahead, info_ahead, slot_ahead = _entries(
+                begins, infos, slots, firsts, ahead, last, FACTORS, ONLY
+            )
             _rows(
                 grads, places, factors, begin, place, info, slot, live, FIRST_SEGMENT, partials, values, state,
                 handed, staged_at, layout, hyper, seed, WIDTH, BLOCK, KIND, VECTOR, FULL, UNROLL, UNIT, FACTORS,
                 PLAIN, STAGED, ONLY,
             )  # fmt: skip
-        else:
+            entry, begin, place, info, slot = ahead, begin_ahead, place_ahead, info_ahead, slot_ahead
+    else:
+        for tile in range(tiles):
+            mine = entry + tile * TILE + tl.arange(0, TILE)
+            live = mine < last
+            begin, place, info, slot = _entries(begins, infos, slots, firsts, mine, last, FACTORS, ONLY)
             segment = segment_of(layout, slot, ALL)
             lowest = tl.min(tl.where(live, segment, 2147483647), 0)
             highest = tl.max(tl.where(live, segment, -1), 0)
@@ -153,7 +163,6 @@ def _span(
                     state, handed, staged_at, layout, hyper, seed, WIDTH, BLOCK, KIND, VECTOR, FULL, UNROLL, UNIT,
                     FACTORS, PLAIN, STAGED, ONLY,
                 )  # fmt: skip
-        entry, begin, place, info, slot = ahead, begin_ahead, place_ahead, info_ahead, slot_ahead
 
 
 @kernel("spans", "each")
