@@ -1,10 +1,10 @@
 // A cache's rows: copies of rows that live elsewhere, read and updated here until a bound, an eviction or a flush.
 //
 // The copies of a table are a `Store` of their own, so that a copy is found, read, summed into and updated by the same
-// code as any row, and its clock there is HET's current clock. Beside each copy stand (`Side`) the clock it was taken
-// over at, what is known of the server's clock, how many batches in flight hold it, and row and state as the server has
-// them as far as it was told (`base`): what is written back is the difference. A cache that is the only one writes back
-// rows as they are and needs no base.
+// code as any row, and its clock there is HET's current clock. Beside each copy stand (`Side`) HET's start clock, the
+// clock it was taken over at, what is known of the server's clock, how many batches in flight hold it, and row and state
+// as the server has them as far as it was told (`base`): what is written back is the difference. A cache that is the only
+// one writes back rows as they are and needs no base.
 //
 // One thread at a time plans and absorbs an exchange; others read, update and release meanwhile. Whoever looks at a copy
 // or its side holds the lock of the copy's part, in the copies' store. A copy that a batch holds is never evicted.
@@ -58,7 +58,8 @@ struct CacheCounts {
 };
 
 struct Side {
-    uint32_t start;       // clock of the server's row that the copy stems from, with what was written back since
+    uint32_t start;       // the copy's clock less the updates that are still to be written back
+    uint32_t taken;       // clock of the server's row that the copy stems from, with what was written back since
     uint32_t known;       // the server's clock as far as it was told
     uint32_t held;        // batches in flight that use the row
     uint32_t generation;  // counts the rows that had this slot
@@ -128,7 +129,7 @@ public:
             h.uses = std::min(ghosts.uses(hash) + 1, kMostUses);
         });
         Side& s = side(slot);
-        s = {row.clock, row.clock, 1, s.generation + 1, 0};
+        s = {row.clock, row.clock, row.clock, 1, s.generation + 1, 0};
         keep_base(part, slot);
         ++rows;
         return slot;
@@ -142,13 +143,15 @@ public:
         --rows;
     }
 
-    // What is to be written back. From here on the copy counts as written: its start is its clock.
+    // What is to be written back. From here on the copy counts as written, and has the clock that the server's row gets if
+    // nobody came before.
     void capture(Part& part, uint32_t slot, uint32_t* clocks, std::byte* values, float* state, float* scratch) {
         Header& h = part.header(slot);
         Side& s = side(slot);
-        clocks[0] = s.start;
+        clocks[0] = s.taken;
         clocks[1] = h.clock;
-        s.start = h.clock;
+        h.clock = clock_after(s.taken, h.clock);
+        s.start = s.taken = h.clock;
         s.known = std::max(s.known, h.clock);
         if (sole_) {
             std::memcpy(values, part.values(slot), shape_.value_bytes());
@@ -163,7 +166,9 @@ public:
         keep_base(part, slot);
     }
 
-    // The server's row under the copy's own changes since it was captured; the only cache of all knows better.
+    // The server's row under the copy's own changes since it was captured; the only cache of all knows better. The clock is
+    // the larger one, as if they had been written back: added up, clocks of workers that take over from each other would
+    // run ahead of the updates there were, and past the bound.
     void rebase(Part& part, uint32_t slot, const Given& row, std::vector<float>& scratch) {
         Header& h = part.header(slot);
         Side& s = side(slot);
@@ -176,16 +181,17 @@ public:
             take_change(part, slot, change, state, rest);
             write(part, slot, row);
             keep_base(part, slot);
-            h.clock = row.clock + own;
+            h.clock = std::max(row.clock, h.clock);
             add_change(shape_, part.values(slot), part.state(slot), change, state, h.key, h.clock, rest);
         }
         if (own == 0) keep_base(part, slot);
-        s.start = s.known = row.clock;
+        s.start = h.clock - own;
+        s.taken = s.known = row.clock;
     }
 
     // The server has made the same update: the copy is as its row again.
     void settle(Part& part, uint32_t slot) {
-        side(slot).start = side(slot).known = part.header(slot).clock;
+        side(slot).start = side(slot).taken = side(slot).known = part.header(slot).clock;
         keep_base(part, slot);
     }
 
@@ -193,7 +199,7 @@ public:
     void reset(Part& part, uint32_t slot, const Given& row) {
         write(part, slot, row);
         keep_base(part, slot);
-        part.header(slot).clock = side(slot).start = side(slot).known = row.clock;
+        part.header(slot).clock = side(slot).start = side(slot).taken = side(slot).known = row.clock;
     }
 
     size_t scratch_floats() const { return 2 * shape_.dim + shape_.state_dim; }

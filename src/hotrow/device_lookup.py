@@ -84,7 +84,7 @@ class DeviceLookup(Lookup):
             self._slots, held, self._offsets, self._weights, *self._inverses = sent
             self._held = held.long()
             self._on_device = kernels.group(tier.storage, self.shape, self._slots, self._offsets, self._weights)
-        self._grouped = ahead.keep([*sent, self._held, *vars(self._on_device).values()])
+        self._grouped = ahead.keep([*sent, self._held, *self._on_device])
 
     def _route(self) -> Routed:
         """Keys that the device does not hold, to the tiers that do; their rows are staged one after another."""

@@ -19,8 +19,12 @@ class Row:
 
 @dataclass
 class Copy:
-    """A row in a cache: `base` is the value it would have without this worker's changes that are not written back."""
+    """A row in a cache: `base` is the value it would have without this worker's changes that are not written back.
 
+    `taken` is the clock of the server's row that it stems from.
+    """
+
+    taken: int
     start: int
     current: int
     base: int
@@ -56,7 +60,7 @@ class Model:
         mine = cache.get(key)
         if mine is None:
             self._make_room(worker, 1)
-            mine = cache[key] = Copy(row.clock, row.clock, row.value, row.value, held=1)
+            mine = cache[key] = Copy(row.clock, row.clock, row.clock, row.value, row.value, held=1)
         else:
             mine.held += 1
             self._make_room(worker, 0)
@@ -104,17 +108,19 @@ class Model:
 
     @staticmethod
     def _write(mine: Copy, row: Row) -> bool:
-        moved = row.clock != mine.start
+        moved = row.clock != mine.taken
         row.value += mine.value - mine.base
         row.clock = max(row.clock + 1, mine.current)
-        mine.start, mine.base = mine.current, mine.value
+        mine.taken = mine.start = mine.current = max(mine.taken + 1, mine.current)
+        mine.base = mine.value
         return moved
 
     @staticmethod
     def _rebase(mine: Copy, row: Row) -> None:
         pending, own = mine.current - mine.start, mine.value - mine.base
-        mine.start, mine.base = row.clock, row.value
-        mine.current, mine.value = row.clock + pending, row.value + own
+        mine.base, mine.value = row.value, row.value + own
+        mine.current = max(row.clock, mine.current) if pending else row.clock
+        mine.taken, mine.start = row.clock, mine.current - pending
 
     def total(self, key: int) -> int:
         """Updates of a row by all workers."""
@@ -141,18 +147,11 @@ class Model:
         order = sorted({c.used for cache in self.caches for c in cache.values()})
 
         def copy(key: int, c: Copy) -> tuple[int, ...]:
-            return key, c.start, c.current, c.base, c.value, order.index(c.used), c.held
+            return key, c.taken, c.start, c.current, c.base, c.value, order.index(c.used), c.held
 
         return (
             tuple(sorted((k, r.clock, r.value) for k, r in self.rows.items())),
-            tuple(
-                tuple(
-                    sorted(
-                        (k, c.start, c.current, c.base, c.value, order.index(c.used), c.held) for k, c in cache.items()
-                    )
-                )
-                for cache in self.caches
-            ),
+            tuple(tuple(sorted(copy(key, c) for key, c in cache.items())) for cache in self.caches),
             tuple(sorted(self.updates.items())),
         )
 

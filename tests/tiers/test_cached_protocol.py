@@ -5,11 +5,12 @@ hypothesis then runs the two beside each other for longer, with more workers and
 """
 
 import itertools
+from random import Random
 
 import numpy as np
 import pytest
 from cache_model import Model
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -148,6 +149,24 @@ def test_copies_that_workers_in_step_read_never_differ_by_more_than_twice_the_bo
         states = following
     assert most <= 2 * s
     assert most > 0
+
+
+@settings(max_examples=300)
+@given(st.sampled_from([(2, 6), (3, 10), (4, 12), (4, 20), (8, 24), (8, 40)]), st.integers(0, 2**32))
+def test_nor_do_those_of_many_workers_who_come_and_go(size, seed):
+    """The same with bounds that leave room for stale reads: how often each worker uses the row changes now and then."""
+    (workers, s), random = size, Random(seed)
+    model, often = Model(s, 1, workers, margin=2 * workers), [1.0] * workers
+    for _ in range(150):
+        if random.random() < 0.05:
+            often = [random.choice([0.0, 0.05, 0.2, 0.5, 0.9, 1.0]) for _ in range(workers)]
+        who = [w for w in range(workers) if random.random() < often[w]]
+        random.shuffle(who)
+        clocks = [model.read(w, 0).current for w in who]
+        assert max(clocks, default=0) - min(clocks, default=0) <= 2 * s
+        for w in who:
+            model.update(w, 0)
+    model.check_end()
 
 
 @pytest.mark.parametrize("s", [0, 1, 2, None])

@@ -53,8 +53,7 @@ class Staged:
     begins: Tensor
 
 
-@dataclass(frozen=True)
-class Grouping:
+class Grouping(NamedTuple):
     """Lookups sorted by row, with their places and factors in that order, and the work lists of `chunks.py`.
 
     `single_factors` are the factors that `single_at` counts in: sorted ones, or the batch's if it was made ahead.
@@ -217,7 +216,7 @@ def update(
     ops.run(
         ops.update,
         grads,
-        *vars(grouping).values(),
+        *grouping,
         tables.values,
         tables.state,
         handed if handed is not None else tables.no_rows,
