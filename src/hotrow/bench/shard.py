@@ -209,9 +209,15 @@ class Side(NamedTuple):
         }
 
 
+def _part(rank: Mapping[str, Any], part: str) -> dict[str, Any]:
+    """What a rank read of a part: "zipf", or a log."""
+    found: dict[str, Any] = rank["zipf"] if part == "zipf" else rank["logs"][part]
+    return found
+
+
 def _sides(found: Found, part: str) -> dict[str, Side]:
     """The sides of a part, of all ranks together."""
-    ranks = [rank["zipf"] if part == "zipf" else rank["logs"][part] for rank in found]
+    ranks = [_part(rank, part)["sides"] for rank in found]
     out = {}
     for name in ranks[0]:
         read = [rank[name] for rank in ranks]
@@ -258,7 +264,7 @@ def _errors(report: Report, found: Found) -> None:
     every = {f"{part}, {name}": side for part, sides in parts.items() for name, side in sides.items()}
     off = {name: side.expected["between"] / side.bytes - 1 for name, side in every.items()}
     late = {name: side.expected["seconds"] / side.median - 1 for name, side in every.items()}
-    link = {"topology": found[0]["topology"]}
+    link = {"links, before and after": {part: _part(found[0], part)["links"] for part in parts}}
     for id, errors, must, aim in (("bytes_error", off, 0.05, 0.02), ("time_error", late, 0.25, 0.1)):
         worst = max(errors, key=lambda name: abs(errors[name]))
         each = {name: round(error, 4) for name, error in errors.items()}

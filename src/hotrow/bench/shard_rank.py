@@ -1,9 +1,13 @@
 """A rank of `hotrow bench shard`: `python -m hotrow.bench.shard_rank JOB.json OUT.json`, with torchrun's environment.
 
-All ranks measure the links they have, plan for them, and then the sides take turns. An exchange is timed alone: the
-fetch and the update of a batch, ranks standing at a barrier before each, with the batch grouped before and the
-gradients computed in between. Training is timed whole: from a batch's keys to the updates of rows and dense weights.
-Bytes are those that the kernel counts on this host's link, from a barrier before a turn to one behind it.
+For each log all ranks measure the links they have, plan for them, and then the sides take turns. Links are measured
+once more behind them, and what is expected of a side is the mean for both: the machine's cores are not these ranks'
+alone, and how fast they talk changes within minutes by more than a prediction may be off.
+
+An exchange is timed alone: the fetch and the update of a batch, ranks standing at a barrier before each, with the batch
+grouped before and the gradients computed in between. Training is timed whole: from a batch's keys to the updates of
+rows and dense weights. Bytes are those that the kernel counts on this host's link, from a barrier before a turn to one
+behind it.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -128,17 +133,20 @@ def main(job_file: str, out: str) -> None:
     world = World.here()
     dist.init_process_group("gloo")
     work = Work(**job.work)
-    topology = measure(world).model_copy(update={"memory": MEMORY})
     found = {
-        "topology": topology.model_dump(),
-        "zipf": on_zipf(job, work, topology, world),
-        "logs": {name: on_log(job, Path(path), topology, world) for name, path in job.logs.items()},
-        "train": trained(job, work, topology, world),
+        "zipf": on_zipf(job, work, world),
+        "logs": {name: on_log(job, Path(path), world) for name, path in job.logs.items()},
+        "train": trained(job, work, world),
     }
     Path(out).write_text(json.dumps(found))
     dist.barrier()
     Peers.of(world).close()
     os._exit(0)  # native threads of the peer's, still at work, would abort an orderly end
+
+
+def links(world: World) -> Topology:
+    """The links as they are now."""
+    return measure(world).model_copy(update={"memory": MEMORY})
 
 
 def row_wise(tables: Sequence[Table], dedup: Dedup) -> Plan:
@@ -159,26 +167,28 @@ def chosen(
     return made.plan(hottest), made
 
 
-def on_zipf(job: Job, work: Work, topology: Topology, world: World) -> dict[str, Any]:
+def on_zipf(job: Job, work: Work, world: World) -> dict[str, Any]:
     """The exchanges of every side, and what was expected of each."""
+    topology = links(world)
     used = work.used(topology)
-    sides, told = _sides(job, work.settings, used, topology, lambda _, count: work.keys[:count])
+    sides, made = _sides(job, work.settings, used, topology, lambda _, count: work.keys[:count])
     rows = {name: Rows(work.settings, work.features, plan, world) for name, plan in sides.items()}
 
     def batches() -> Iterator[Batch]:
         return (work.batch_of(work.drawn(world.rank, number)) for number in itertools.count())
 
-    return _exchanged(job, rows, {name: batches() for name in rows}, told, world)
+    return _exchanged(job, rows, {name: batches() for name in rows}, made, topology, world)
 
 
-def on_log(job: Job, path: Path, topology: Topology, world: World) -> dict[str, Any]:
+def on_log(job: Job, path: Path, world: World) -> dict[str, Any]:
     """The same on a real log's items and histories of items, in the order in which training reads them."""
+    topology = links(world)
     dataset = DataSet.open(path)
     counted = count_keys(dataset)
     features = [f for f in dataset.schema.feature_settings() if f.table == "item"]
     tables = [Table(name="item", dim=job.work["dim"], optimizer=RowWiseAdagrad(lr=LR))]
     used = used_tables(dataset, tables, counted, topology, job.log_batch, features=features)
-    sides, told = _sides(job, tables, used, topology, lambda name, count: counted.counts[name].hottest(count)[0])
+    sides, made = _sides(job, tables, used, topology, lambda name, count: counted.counts[name].hottest(count)[0])
     rows = {name: Rows(tables, features, plan, world) for name, plan in sides.items()}
 
     def batches(name: str) -> Iterator[Batch]:
@@ -187,7 +197,7 @@ def on_log(job: Job, path: Path, topology: Topology, world: World) -> dict[str, 
             for batch in reader:  # row-wise sends every lookup of every sample
                 yield batch.expand() if name == "row-wise" else batch
 
-    return _exchanged(job, rows, {name: batches(name) for name in rows}, told, world)
+    return _exchanged(job, rows, {name: batches(name) for name in rows}, made, topology, world)
 
 
 def _sides(
@@ -196,7 +206,7 @@ def _sides(
     used: Sequence[TableUse],
     topology: Topology,
     hottest: Callable[[str, int], Ints],
-) -> tuple[dict[str, Plan], dict[str, Any]]:
+) -> tuple[dict[str, Plan], dict[str, Sharding]]:
     """Row-wise in its two forms, the plan in row-wise's memory and with the budget, in 16 bits; and copies anyway."""
     sides: dict[str, Plan] = {"row-wise": row_wise(tables, "none"), "rank dedup": row_wise(tables, "rank")}
     ways: dict[str, Dedup] = {"row-wise": "none", "rank dedup": "rank"}
@@ -212,7 +222,7 @@ def _sides(
     forced = tuple(_copied(t, job.replicated, job.node) for t in used)
     made["copies"] = Sharding(topology, "float32", made["ours"].dedup, tuple(used), forced, job.budget)
     sides["copies"] = made["copies"].plan(hottest)
-    return sides, {name: _told(sharding, topology) for name, sharding in made.items()}
+    return sides, made
 
 
 def _copied(table: TableUse, replicated: int, node: int) -> dict[str, Ints]:
@@ -225,11 +235,11 @@ def _copied(table: TableUse, replicated: int, node: int) -> dict[str, Ints]:
     return {"replicated": hottest["rank"], "node": on_node, "world": table.keys - hottest["both"]}
 
 
-def _told(sharding: Sharding, topology: Topology) -> dict[str, Any]:
+def _told(sharding: Sharding, measured: Sequence[Topology]) -> dict[str, Any]:
     traffic = sharding.traffic
     return {
-        "between": traffic.between_with_headers(topology),
-        "seconds": traffic.seconds(topology),
+        "between": statistics.mean(traffic.between_with_headers(topology) for topology in measured),
+        "seconds": statistics.mean(traffic.seconds(topology) for topology in measured),
         "memory": sharding.memory,
         "dedup": sharding.dedup,
         "copies": {tier: sum(sharding.rows(tier).values()) for tier in ("replicated", "node")},
@@ -240,7 +250,8 @@ def _exchanged(
     job: Job,
     rows: Mapping[str, Rows],
     batches: Mapping[str, Iterator[Batch]],
-    told: Mapping[str, Any],
+    made: Mapping[str, Sharding],
+    before: Topology,
     world: World,
 ) -> dict[str, Any]:
     """Readings of sides that take turns, each with a first step in every turn that does not count."""
@@ -248,14 +259,18 @@ def _exchanged(
     for _ in range(job.turns):
         for name, side in rows.items():
             side.exchange(next(batches[name]), None)
-            before = _counted(world)
+            sent = _counted(world)
             for _ in range(job.steps):
                 side.exchange(next(batches[name]), readings[name])
-            readings[name].bytes += _counted(world) - before
-    found = {name: {**asdict(readings[name]), "held": rows[name].held, "expected": told[name]} for name in rows}
+            readings[name].bytes += _counted(world) - sent
+    measured = (before, links(world))
+    sides = {
+        name: {**asdict(readings[name]), "held": side.held, "expected": _told(made[name], measured)}
+        for name, side in rows.items()
+    }
     for side in rows.values():
         side.close()
-    return found
+    return {"sides": sides, "links": [topology.model_dump() for topology in measured]}
 
 
 def _counted(world: World) -> int:
@@ -266,8 +281,9 @@ def _counted(world: World) -> int:
     return found
 
 
-def trained(job: Job, work: Work, topology: Topology, world: World) -> dict[str, Any]:
+def trained(job: Job, work: Work, world: World) -> dict[str, Any]:
     """Whole training steps: ours, and TorchRec's in its ways, by turns."""
+    topology = links(world)
     plan, _ = chosen(work.used(topology), topology, lambda _, count: work.keys[:count], job.budget)
     embeddings = Embeddings(work.settings, work.features, plan=plan, world=world)
 
