@@ -264,7 +264,7 @@ def _errors(report: Report, found: Found) -> None:
     every = {f"{part}, {name}": side for part, sides in parts.items() for name, side in sides.items()}
     off = {name: side.expected["between"] / side.bytes - 1 for name, side in every.items()}
     late = {name: side.expected["seconds"] / side.median - 1 for name, side in every.items()}
-    links = {part: "; ".join(map(_links_text, _part(found[0], part)["links"])) for part in parts}
+    links = {part: _links_text(_part(found[0], part)["topology"]) for part in parts}
     for id, errors, must, aim in (("bytes_error", off, 0.05, 0.02), ("time_error", late, 0.25, 0.1)):
         worst = max(errors, key=lambda name: abs(errors[name]))
         each = {name: round(error, 4) for name, error in errors.items()}
@@ -276,7 +276,7 @@ def _errors(report: Report, found: Found) -> None:
             must=must,
             aim=aim,
             better="lower",
-            ours={"predicted / measured - 1": each, "links, before and after": links},
+            ours={"predicted / measured - 1": each, "links": links},
             note=f"{worst}, the worst of {len(errors)}",
         )
 

@@ -1,8 +1,8 @@
 """A rank of `hotrow bench shard`: `python -m hotrow.bench.shard_rank JOB.json OUT.json`, with torchrun's environment.
 
-For each log all ranks measure the links they have, plan for them, and then the sides take turns. Links are measured
-once more behind them, and what is expected of a side is the mean for both: the machine's cores are not these ranks'
-alone, and how fast they talk changes within minutes by more than a prediction may be off.
+For each log all ranks measure the links they have, plan for them, and then the sides take turns. Once for all would not
+do: where cores are not these ranks' alone, how fast they talk changes within minutes by more than a prediction may be
+off.
 
 An exchange is timed alone: the fetch and the update of a batch, ranks standing at a barrier before each, with the batch
 grouped before and the gradients computed in between. Training is timed whole: from a batch's keys to the updates of
@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -177,7 +176,7 @@ def on_zipf(job: Job, work: Work, world: World) -> dict[str, Any]:
     def batches() -> Iterator[Batch]:
         return (work.batch_of(work.drawn(world.rank, number)) for number in itertools.count())
 
-    return _exchanged(job, rows, {name: batches() for name in rows}, made, topology, world)
+    return _exchanged(job, rows, {name: batches() for name in rows}, made, world)
 
 
 def on_log(job: Job, path: Path, world: World) -> dict[str, Any]:
@@ -197,7 +196,7 @@ def on_log(job: Job, path: Path, world: World) -> dict[str, Any]:
             for batch in reader:  # row-wise sends every lookup of every sample
                 yield batch.expand() if name == "row-wise" else batch
 
-    return _exchanged(job, rows, {name: batches(name) for name in rows}, made, topology, world)
+    return _exchanged(job, rows, {name: batches(name) for name in rows}, made, world)
 
 
 def _sides(
@@ -235,11 +234,11 @@ def _copied(table: TableUse, replicated: int, node: int) -> dict[str, Ints]:
     return {"replicated": hottest["rank"], "node": on_node, "world": table.keys - hottest["both"]}
 
 
-def _told(sharding: Sharding, measured: Sequence[Topology]) -> dict[str, Any]:
+def _told(sharding: Sharding) -> dict[str, Any]:
     traffic = sharding.traffic
     return {
-        "between": statistics.mean(traffic.between_with_headers(topology) for topology in measured),
-        "seconds": statistics.mean(traffic.seconds(topology) for topology in measured),
+        "between": traffic.between_with_headers(sharding.topology),
+        "seconds": traffic.seconds(sharding.topology),
         "memory": sharding.memory,
         "dedup": sharding.dedup,
         "copies": {tier: sum(sharding.rows(tier).values()) for tier in ("replicated", "node")},
@@ -251,7 +250,6 @@ def _exchanged(
     rows: Mapping[str, Rows],
     batches: Mapping[str, Iterator[Batch]],
     made: Mapping[str, Sharding],
-    before: Topology,
     world: World,
 ) -> dict[str, Any]:
     """Readings of sides that take turns, each with a first step in every turn that does not count."""
@@ -263,14 +261,13 @@ def _exchanged(
             for _ in range(job.steps):
                 side.exchange(next(batches[name]), readings[name])
             readings[name].bytes += _counted(world) - sent
-    measured = (before, links(world))
     sides = {
-        name: {**asdict(readings[name]), "held": side.held, "expected": _told(made[name], measured)}
+        name: {**asdict(readings[name]), "held": side.held, "expected": _told(made[name])}
         for name, side in rows.items()
     }
     for side in rows.values():
         side.close()
-    return {"sides": sides, "links": [topology.model_dump() for topology in measured]}
+    return {"sides": sides, "topology": made["ours"].topology.model_dump()}
 
 
 def _counted(world: World) -> int:
