@@ -120,11 +120,15 @@ def test_every_order_of_events_keeps_the_promises_of_a_read(s, keys, capacity, d
     assert seen > 300
 
 
+def margin_of(s: int, workers: int) -> int:
+    """What the tier keeps off a bound."""
+    return CachedTier(HostTier([Table(name="t", dim=1)]), Cache(clock=s), world=World(0, workers)).margin
+
+
 @pytest.mark.parametrize("s", [1, 2, 4])
 def test_copies_that_workers_in_step_read_never_differ_by_more_than_twice_the_bound(s):
     """In step: nobody updates before all have read, or reads again before it has updated. A batch may lack the row."""
-    margin = CachedTier(HostTier([Table(name="t", dim=1)]), Cache(clock=s), world=World(0, 2)).margin
-    states = {((m := Model(s, 1, 2, margin)).state(), (0, 0), (None, None)): m}
+    states = {((m := Model(s, 1, 2, margin_of(s, 2))).state(), (0, 0), (None, None)): m}
     seen, most = set(states), 0
     while states:
         following = {}
@@ -156,7 +160,7 @@ def test_copies_that_workers_in_step_read_never_differ_by_more_than_twice_the_bo
 def test_nor_do_those_of_many_workers_who_come_and_go(size, seed):
     """The same with bounds that leave room for stale reads: how often each worker uses the row changes now and then."""
     (workers, s), random = size, Random(seed)
-    model, often = Model(s, 1, workers, margin=2 * workers), [1.0] * workers
+    model, often = Model(s, 1, workers, margin_of(s, workers)), [1.0] * workers
     for _ in range(150):
         if random.random() < 0.05:
             often = [random.choice([0.0, 0.05, 0.2, 0.5, 0.9, 1.0]) for _ in range(workers)]
