@@ -34,7 +34,7 @@ public:
         count_ = buckets;
     }
 
-    void prefetch(uint64_t hash) const { __builtin_prefetch(&at(home(hash))); }
+    void prefetch(uint64_t hash) const { ask_for(&at(home(hash))); }
 
     // The first slot in the home bucket whose tag fits: nearly always the right one. For prefetching.
     uint32_t candidate(uint64_t hash) const {

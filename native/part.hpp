@@ -21,6 +21,7 @@
 
 #include "durable.hpp"
 #include "index.hpp"
+#include "memory.hpp"
 #include "optimizer.hpp"
 #include "records.hpp"
 #include "rows.hpp"
@@ -104,7 +105,7 @@ public:
     uint32_t candidate(uint64_t hash) const { return index_.candidate(hash); }
     void prefetch_record(uint32_t slot) const {
         const auto from = reinterpret_cast<uintptr_t>(record(slot)), end = from + records_->stride();
-        for (uintptr_t line = from & ~uintptr_t{63}; line < end; line += 64) __builtin_prefetch(reinterpret_cast<const void*>(line));
+        for (uintptr_t line = from & ~uintptr_t{63}; line < end; line += 64) ask_for(reinterpret_cast<const void*>(line));
     }
 
     bool holds(uint32_t slot, int64_t key) const {
