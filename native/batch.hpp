@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -58,17 +59,22 @@ inline std::vector<Piece> cut(std::vector<Request>& requests) {
     return cut(all);
 }
 
-// Runs body(piece) on as many cores as the keys are worth, each piece with its parts locked.
-template <class Body>
-void for_pieces(const std::vector<Piece>& pieces, Body body) {
+inline void nothing_more(const Piece&) {}
+
+// Runs body(piece) on as many cores as the keys are worth, each piece with its parts locked, and after(piece) without.
+template <class Body, class After = void (*)(const Piece&)>
+void for_pieces(const std::vector<Piece>& pieces, Body body, After after = nothing_more) {
     size_t keys = 0;
     for (const Piece& piece : pieces) keys += piece.end() - piece.begin();
     parallel_for(pieces.size(), [&](size_t i) {
         const Piece& piece = pieces[i];
         const Store& store = *piece.request->store;
         for (size_t p = piece.first; p < piece.last; ++p) __builtin_prefetch(&store.part(p));
-        const PartLocks locks(store, piece.first, piece.last);
-        body(piece);
+        {
+            const PartLocks locks(store, piece.first, piece.last);
+            body(piece);
+        }
+        after(piece);
     }, 1 + keys / kKeysAThread);
 }
 
@@ -200,41 +206,106 @@ inline void admit_and_insert(Request& request, uint32_t now) {
     });
 }
 
+// Where the rows of requests go that ask for results. A piece that has all of a table brings its rows to a place of its
+// thread, which stays in cache, and pools them from there; rows of a table in several pieces are kept, and pooled when all
+// are there.
+class Pooled {
+public:
+    // `in_pieces`: whether each row is there when its piece has ended.
+    template <class InPieces>
+    Pooled(std::vector<Request>& requests, const std::vector<Piece>& pieces, InPieces in_pieces) {
+        constexpr size_t kLeast = 8192;  // lookups that are worth more than one thread
+        size_t total = 0;
+        for (const Request& r : requests)
+            if (r.results != nullptr) total += r.grouping->tables[r.table].lookups;
+        const size_t threads = Pool::get().threads(), fair = threads == 1 ? total : std::max(kLeast, total / (2 * threads));
+        std::vector<bool> kept(requests.size(), true);
+        for (const Piece& p : pieces)
+            if (p.last - p.first == Store::kParts && p.request->results != nullptr && std::invoke(in_pieces, *p.request->store) &&
+                p.request->grouping->tables[p.request->table].lookups <= fair)
+                kept[static_cast<size_t>(p.request - requests.data())] = false;
+        for (size_t k = 0; k < requests.size(); ++k) {
+            Request& r = requests[k];
+            if (r.results == nullptr || !kept[k]) continue;
+            results_ = r.results;
+            grouping_ = r.grouping;
+            rows_.emplace_back(std::max<size_t>(1, r.n * r.store->shape().dim));
+            of_table_.resize(grouping_->tables.size(), nullptr);
+            of_table_[r.table] = r.rows = rows_.back().data();
+        }
+    }
+
+    // Where a piece's rows go: the same place until the thread's next piece.
+    static float* rows(const Request& r) {
+        if (r.rows != nullptr) return r.rows;
+        thread_local std::vector<float> here;
+        if (const size_t size = r.n * r.store->shape().dim; here.size() < size) here.resize(size);
+        return here.data();
+    }
+
+    // To be called when a piece's rows are there.
+    static void end(const Piece& piece) {
+        const Request& r = *piece.request;
+        if (r.rows == nullptr) r.grouping->pool_table(r.table, rows(r), *r.results);
+    }
+
+    // To be called when all are.
+    void end() const {
+        if (!of_table_.empty()) grouping_->forward(of_table_, *results_);
+    }
+
+private:
+    const std::vector<Matrix>* results_ = nullptr;
+    const Grouping* grouping_ = nullptr;
+    std::vector<Buffer<float>> rows_;
+    std::vector<const float*> of_table_;
+};
+
 // Rows for training at step `now`: counts the use, and gives new keys a row as the table's admission has it.
 inline void fetch(std::vector<Request>& requests, uint32_t now) {
-    for_pieces(cut(requests), [&](const Piece& piece) {
+    const std::vector<Piece> pieces = cut(requests);
+    const Pooled pooled(requests, pieces, &Store::inserts_at_once);
+    for_pieces(pieces, [&](const Piece& piece) {
         const Request& r = *piece.request;
         const Store& store = *r.store;
         const bool at_once = store.inserts_at_once();
+        float* rows = Pooled::rows(r);
         for_rows(piece, false, [&](size_t i, Part& part, uint64_t hash, uint32_t slot, auto dim) {
+            float* to = rows + r.position(i) * dim;
             if (slot != kNoSlot && store.expired(part.header(slot), now)) slot = kNoSlot;
             if (slot != kNoSlot) {
-                store.read_values(part, slot, r.row(i, dim), dim);
+                store.read_values(part, slot, to, dim);
                 use(part, slot, now);
             } else if (at_once) {
-                slot = store.insert(part, r.keys[i], hash, r.row(i, dim), now);
+                slot = store.insert(part, r.keys[i], hash, to, now);
             }
             r.slots[i] = slot;
         });
-    });
+    }, Pooled::end);
     std::vector<Request> waiting;
     for (Request& r : requests)
         if (!r.store->inserts_at_once()) waiting.push_back(std::move(r));
     parallel_for(waiting.size(), [&](size_t k) { admit_and_insert(waiting[k], now); });
+    pooled.end();
 }
 
 // Rows as they are at step `now`; changes nothing. A key without a row reads as the value its row would start from.
 inline void read(std::vector<Request>& requests, uint32_t now) {
-    for_pieces(cut(requests), [&](const Piece& piece) {
+    const std::vector<Piece> pieces = cut(requests);
+    const Pooled pooled(requests, pieces, [](const Store&) { return true; });
+    for_pieces(pieces, [&](const Piece& piece) {
         const Request& r = *piece.request;
         const Store& store = *r.store;
+        float* rows = Pooled::rows(r);
         for_rows(piece, false, [&](size_t i, Part& part, uint64_t, uint32_t slot, auto dim) {
+            float* to = rows + r.position(i) * dim;
             if (slot == kNoSlot || store.expired(part.header(slot), now))
-                store.initial_values(r.keys[i], r.row(i, dim));
+                store.initial_values(r.keys[i], to);
             else
-                store.read_values(part, slot, r.row(i, dim), dim);
+                store.read_values(part, slot, to, dim);
         });
-    });
+    }, Pooled::end);
+    pooled.end();
 }
 
 // Applies one gradient to the row of each key; a key without a row loses its gradient. `slots` may be null.

@@ -78,7 +78,7 @@ std::vector<Matrix> matrices(const std::vector<std::optional<M>>& arrays) {
     return out;
 }
 
-// The gradients of a grouping's result matrices, and which table of it each store's request is for.
+// A grouping's result matrices, or their gradients, and which table of it each store's request is for.
 struct Places {
     BatchGrouping* batch;
     std::vector<size_t> tables;
@@ -107,20 +107,57 @@ struct Places {
             requests[k].table = tables[k];
         }
     }
+
+    // Requests for all rows of the grouping, each pooled into the results that stand here.
+    std::vector<Request> requests(const std::vector<Store*>& stores) const {
+        const Grouping& grouping = *batch->grouping;
+        std::vector<bool> asked(grouping.tables.size(), false);
+        for (const size_t t : tables)
+            if (t < asked.size()) asked[t] = true;
+        if (stores.size() != tables.size() || tables.size() != asked.size() || !std::all_of(asked.begin(), asked.end(), std::identity()))
+            throw std::invalid_argument("each table of the grouping needs a store");
+        std::vector<Request> out(stores.size());
+        for (size_t k = 0; k < stores.size(); ++k) {
+            if (stores[k]->shape().dim != grouping.dim(tables[k])) throw std::invalid_argument("a store has rows of another dim");
+            out[k].store = stores[k];
+            out[k].keys = grouping.tables[tables[k]].keys.data();
+            out[k].n = grouping.tables[tables[k]].count;
+            out[k].grouping = &grouping;
+            out[k].table = tables[k];
+            out[k].results = &matrices;
+        }
+        return out;
+    }
 };
 
-Slots* fetch_rows(const std::vector<Store*>& stores, const Keys& keys, const Positions& positions,
-                  const Out<float>& rows, const std::vector<size_t>& starts, uint32_t now) {
-    auto requests = requests_for(stores, keys, positions, rows, starts, true);
+std::unique_ptr<Slots> fetch_all(std::vector<Request>& requests, uint32_t now) {
     auto slots = std::make_unique<Slots>();
-    slots->of_table.resize(stores.size());
-    nb::gil_scoped_release release;
-    for (size_t t = 0; t < stores.size(); ++t) {
+    slots->of_table.resize(requests.size());
+    for (size_t t = 0; t < requests.size(); ++t) {
         slots->of_table[t].resize(requests[t].n);
         requests[t].slots = slots->of_table[t].data();
     }
     fetch(requests, now);
-    return slots.release();
+    return slots;
+}
+
+Slots* fetch_rows(const std::vector<Store*>& stores, const Keys& keys, const Positions& positions,
+                  const Out<float>& rows, const std::vector<size_t>& starts, uint32_t now) {
+    auto requests = requests_for(stores, keys, positions, rows, starts, true);
+    nb::gil_scoped_release release;
+    return fetch_all(requests, now).release();
+}
+
+Slots* fetch_results(const std::vector<Store*>& stores, const Places& places, uint32_t now) {
+    auto requests = places.requests(stores);
+    nb::gil_scoped_release release;
+    return fetch_all(requests, now).release();
+}
+
+void read_results(const std::vector<Store*>& stores, const Places& places, uint32_t now) {
+    auto requests = places.requests(stores);
+    nb::gil_scoped_release release;
+    read(requests, now);
 }
 
 void read_rows(const std::vector<Store*>& stores, const Keys& keys, const Positions& positions, const Out<float>& rows,
@@ -319,6 +356,8 @@ void bind_store(nb::module_& m) {
           nb::arg("rows").noconvert(), nb::arg("starts"), nb::arg("step"));
     m.def("read", &read_rows, nb::arg("stores"), nb::arg("keys"), nb::arg("positions"), nb::arg("rows").noconvert(),
           nb::arg("starts"), nb::arg("step"));
+    m.def("fetch_results", &fetch_results, nb::rv_policy::take_ownership, nb::arg("stores"), nb::arg("places"), nb::arg("step"));
+    m.def("read_results", &read_results, nb::arg("stores"), nb::arg("places"), nb::arg("step"));
     m.def("update", &update_rows, nb::arg("stores"), nb::arg("keys"), nb::arg("positions"), nb::arg("grads"),
           nb::arg("starts"), nb::arg("rates"), nb::arg("slots").none(), nb::arg("places").none() = nb::none(),
           nb::arg("push").none() = nb::none());

@@ -139,6 +139,8 @@ public:
     std::vector<Unique> tables;
     std::vector<size_t> row_starts;  // where each table's rows begin in the flat array, and where the last end
 
+    size_t dim(size_t table) const { return dims_[table]; }
+
     // Where the lookups of every table stand in these matrices.
     Addresses addresses(const std::vector<Matrix>& matrices) const {
         Addresses out;
@@ -184,34 +186,24 @@ public:
     }
 
     void forward(const float* rows, const std::vector<Matrix>& out) const {
+        std::vector<const float*> of_table(tables.size());
+        for (size_t t = 0; t < tables.size(); ++t) of_table[t] = rows + row_starts[t];
+        forward(of_table, out);
+    }
+
+    // The same with each table's rows in a place of their own. Features of tables that have none are left as they are.
+    void forward(const std::vector<const float*>& of_table, const std::vector<Matrix>& out) const {
         for_blocks([&](const FeatureView& f, size_t first, size_t last) {
-            const float* table = rows + row_starts[f.table];
-            const Matrix& m = out[f.matrix];
-            if (f.pooling == Pooling::sequence) {
-                const int32_t* row = tables[f.table].inverse.data() + f.at;
-                for (size_t at = row_of(f, first); at < row_of(f, last); ++at)
-                    copy_floats(m.data + at * m.width, table + static_cast<size_t>(row[at]) * f.dim, f.dim);
-                return;
-            }
-            const int32_t* inverse = tables[f.table].inverse.data() + f.at - f.offsets[0];
-            if (f.weights == nullptr && f.regular(first, last)) {
-                for (size_t s = first; s < last; ++s)
-                    copy_floats(m.data + s * m.width + f.column,
-                                table + static_cast<size_t>(inverse[f.offsets[s]]) * f.dim, f.dim);
-                return;
-            }
-            for (size_t s = first; s < last; ++s) {
-                float* to = m.data + s * m.width + f.column;
-                const int64_t begin = f.offsets[s], end = f.offsets[s + 1];
-                if (begin == end) std::fill_n(to, f.dim, 0.0f);
-                const float share = mean_factor(f, s);
-                for (int64_t p = begin; p < end; ++p) {
-                    const float* row = table + static_cast<size_t>(inverse[p]) * f.dim;
-                    const float w = f.weight(s, p) * share;
-                    p == begin ? copy(to, row, w, f.dim) : add(to, row, w, f.dim);
-                }
-            }
+            if (of_table[f.table] != nullptr) pool_samples(f, first, last, of_table[f.table], out[f.matrix]);
         });
+    }
+
+    // The results of one table's features, all in this thread.
+    void pool_table(size_t t, const float* rows, const std::vector<Matrix>& out) const {
+        for (size_t k = feature_starts_[t]; k < feature_starts_[t + 1]; ++k) {
+            const FeatureView& f = features_[features_of_tables_[k]];
+            pool_samples(f, 0, f.samples, rows, out[f.matrix]);
+        }
     }
 
     // The gradient of every row, in the flat array; grads[m] is the gradient of the result matrix m.
@@ -285,6 +277,43 @@ public:
     }
 
 private:
+    // The results of some samples, from the rows of the feature's table.
+    void pool_samples(const FeatureView& f, size_t first, size_t last, const float* rows, const Matrix& m) const {
+        if (f.pooling == Pooling::sequence) {
+            const size_t begin = row_of(f, first);
+            copy_rows(rows, tables[f.table].inverse.data() + f.at + begin, row_of(f, last) - begin, m.data + begin * m.width,
+                      m.width, f.dim);
+            return;
+        }
+        const int32_t* inverse = tables[f.table].inverse.data() + f.at - f.offsets[0];
+        if (f.weights == nullptr && f.regular(first, last)) {
+            copy_rows(rows, inverse + f.offsets[first], last - first, m.data + first * m.width + f.column, m.width, f.dim);
+            return;
+        }
+        for (size_t s = first; s < last; ++s) {
+            float* to = m.data + s * m.width + f.column;
+            const int64_t begin = f.offsets[s], end = f.offsets[s + 1];
+            if (begin == end) std::fill_n(to, f.dim, 0.0f);
+            const float share = mean_factor(f, s);
+            for (int64_t p = begin; p < end; ++p) {
+                const float* row = rows + static_cast<size_t>(inverse[p]) * f.dim;
+                const float w = f.weight(s, p) * share;
+                p == begin ? copy(to, row, w, f.dim) : add(to, row, w, f.dim);
+            }
+        }
+    }
+
+    // rows[which[k]] for each of n, `distance` apart. They are written far apart: each is asked for early.
+    static void copy_rows(const float* rows, const int32_t* which, size_t n, float* out, size_t distance, size_t row_dim) {
+        constexpr size_t kAhead = 16;
+        with_dim(row_dim, [&](auto dim) {
+            for (size_t k = 0; k < n; ++k) {
+                if (k + kAhead < n) prefetch(out + (k + kAhead) * distance, dim);
+                copy_floats(out + k * distance, rows + static_cast<size_t>(which[k]) * dim, dim);
+            }
+        });
+    }
+
     void lay_out(const std::vector<std::vector<FeatureSpec>>& groups, const std::vector<GroupInput>& inputs) {
         std::vector<size_t> at(dims_.size(), 0);
         size_t matrices = groups.size();  // pooled ones first, one a group; then one for each sequence
@@ -311,6 +340,12 @@ private:
                 features_.push_back(std::move(f));
             }
         }
+        feature_starts_.assign(dims_.size() + 1, 0);
+        for (const FeatureView& f : features_) ++feature_starts_[f.table + 1];
+        for (size_t t = 0; t < dims_.size(); ++t) feature_starts_[t + 1] += feature_starts_[t];
+        auto next = feature_starts_;
+        features_of_tables_.resize(features_.size());
+        for (size_t k = 0; k < features_.size(); ++k) features_of_tables_[next[features_[k].table]++] = k;
     }
 
     // From one lookup a stored key to one for each window that has it, for pooled features of windows.
@@ -385,6 +420,7 @@ private:
 
     std::vector<size_t> dims_;
     std::vector<FeatureView> features_;
+    std::vector<size_t> features_of_tables_, feature_starts_;  // the features' numbers, table after table; where each begins
 };
 
 }  // namespace hotrow

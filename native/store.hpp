@@ -55,9 +55,11 @@ struct Request {
     float lr = 0;               // for updates
     Push push = {};             // for updates
 
-    // For updates: where gradients are summed from, instead of standing in `rows`.
+    // For updates: where gradients are summed from, instead of standing in `rows`. For rows that are brought: the results
+    // they are pooled into, instead of going there; the keys are then all of the grouping's table.
     const Grouping* grouping = nullptr;
     const Addresses* addresses = nullptr;
+    const std::vector<Matrix>* results = nullptr;
     size_t table = 0;  // in the grouping
 
     Step step = {};                  // for updates

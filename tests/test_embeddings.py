@@ -242,6 +242,58 @@ def test_group_and_fetch_may_run_ahead_one_by_one():
         ours.embed(ours.group(batches[0]))
 
 
+SIZES = {"one": 1, "a few": 300, "more than one thread's": 20_000}
+
+
+@pytest.mark.parametrize("keys", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("lookups", [0, 80, 40_000])
+@pytest.mark.parametrize("admission", [None, ByProbability(probability=0.5)])
+def test_rows_pooled_by_their_tier_are_those_fetched_and_pooled_apart(keys, lookups, admission):
+    """Bit for bit: tables that one thread brings and pools, tables in several pieces, tables whose rows come late."""
+    draw = torch.Generator().manual_seed(keys + lookups)
+
+    def group(*features: str, length: int, weights: bool = False) -> Group:
+        lengths = torch.full((40 * len(features),), length)
+        if length > 1:
+            lengths[::7] = 0
+        total = int(lengths.sum())
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+        given = torch.rand(total, generator=draw) if weights else None
+        return Group(features, torch.randint(keys, (total,), generator=draw), offsets, weights=given)
+
+    tables = [Table(name="a", dim=8), Table(name="b", dim=5, admission=admission)]
+    features = [
+        Feature(name="sum", table="a"),
+        Feature(name="again", table="a", pooling="mean"),
+        Feature(name="weighted", table="b"),
+        Feature(name="history", table="b", pooling="sequence"),
+        Feature(name="single", table="a"),
+    ]
+    straight, apart = (Embeddings(tables, features, seed=5) for _ in range(2))
+    for training in (True, True, False):
+        length = lookups // 40
+        batch = Batch(
+            [
+                group("sum", "again", length=length),
+                group("weighted", length=length, weights=True),
+                group("history", length=length),
+                group("single", length=min(length, 1)),
+            ]
+        )
+        for embeddings in (straight, apart):
+            embeddings.train(training)
+        seen = straight(batch), apart.embed(apart.fetch(apart.group(batch)))
+        torch.testing.assert_close(results(seen[0]), results(seen[1]), rtol=0, atol=0)
+        if training:
+            for embeddings, embedded in zip((straight, apart), seen, strict=True):
+                loss_of(embedded).backward()
+                embeddings.step()
+    for table in tables:
+        every = torch.arange(keys)
+        torch.testing.assert_close(straight.read(table.name, every), apart.read(table.name, every), rtol=0, atol=0)
+    assert straight.stats() == apart.stats()
+
+
 def test_a_lookup_embedded_twice_counts_its_gradient_once():
     ours = Embeddings([Table(name="t", dim=1, optimizer=SGD(lr=1.0))], [Feature(name="t")])
     start = ours.read("t", torch.tensor([1]))

@@ -105,6 +105,9 @@ class DeviceLookup(Lookup):
     def keys(self) -> list[Ints]:
         return self._placed.others
 
+    def fetch_results(self, step: int, training: bool) -> bool:
+        return False  # they are computed on the device
+
     def fetch(self, step: int, training: bool, only: Only | None = None) -> None:
         self.training = training
         rows = self._new_rows()

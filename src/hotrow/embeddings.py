@@ -119,7 +119,10 @@ class Embeddings(nn.Module):
 
     def forward(self, batch: Batch) -> Embedded:
         """What a model sees of `batch`."""
-        return self.embed(self.fetch(self.group(batch)))
+        lookup = self.group(batch)
+        if not lookup.fetch_results(self.steps, self._trains):
+            self.fetch(lookup)
+        return self.embed(lookup)
 
     def group(self, batch: Batch) -> Lookup:
         """The batch's unique keys and their grouping. Touches no row: any thread may do it ahead of time."""
@@ -156,8 +159,13 @@ class Embeddings(nn.Module):
         """
         if not self.current(lookup):
             lookup = self.group(lookup.batch)
-        lookup.fetch(self.steps if step is None else step, self.training and torch.is_grad_enabled(), only)
+        lookup.fetch(self.steps if step is None else step, self._trains, only)
         return lookup
+
+    @property
+    def _trains(self) -> bool:
+        """Whether rows are fetched to be trained on."""
+        return self.training and torch.is_grad_enabled()
 
     @property
     def looks_ahead(self) -> int:

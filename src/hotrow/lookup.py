@@ -87,6 +87,8 @@ class Lookup:
     training: bool = False
     tickets: list[Any] | None = None
     rows: Tensor | None = None
+    results: list[Tensor | None] | None = None
+    """Where rows were pooled by their tier: then there are no `rows`."""
     grads: list[Tensor | None] | None = None
 
     def __post_init__(self) -> None:
@@ -106,6 +108,24 @@ class Lookup:
         if self.rows is None:
             self.rows = torch.empty(self.grouping.starts[-1])
         self._bring(self.rows.numpy(), step, only)
+
+    def fetch_results(self, step: int, training: bool) -> bool:
+        """As `fetch`, straight into the results, where one tier has all rows and pools; says whether one does."""
+        if len(self.routed) != 1 or not self.routed[0][0].pools:
+            return False
+        tier, parts = self.routed[0]
+        self.training = training
+        self.results = self.empty_results()
+        places = Places(self.grouping, [None if r is None else r.numpy() for r in self.results])
+        if training:
+            self.tickets = [tier.fetch_results(parts, places, step)]
+        else:
+            tier.read_results(parts, places, step)
+        return True
+
+    def empty_results(self) -> list[Tensor | None]:
+        """Room for the results."""
+        return [None if shape is None else torch.empty(shape) for shape in self.result_shapes()]
 
     def fetch_some(self, chosen: Chosen, step: int, only: Only, *, late: bool = False) -> None:
         """After a `fetch` without these tiers: brings their rows at the positions `chosen` for each table among `keys`.
@@ -132,7 +152,7 @@ class Lookup:
 
     def embed(self) -> Embedded:
         """What a model sees; autograd leads from here to `grads`."""
-        if self.rows is None:
+        if self.rows is None and self.results is None:
             raise BatchError("This lookup has no rows yet: fetch it before it is embedded.")
         start = torch.empty(0, requires_grad=self.training)
         results = _Pool.apply(start, self, self.rows)  # type: ignore[no-untyped-call]
@@ -289,9 +309,12 @@ class _Pool(torch.autograd.Function):
     """All features of a batch in one node: rows to results, whose gradients the lookup keeps."""
 
     @staticmethod
-    def forward(ctx: Any, _: Tensor, lookup: Lookup, rows: Tensor) -> tuple[Tensor | None, ...]:
-        results = [None if shape is None else torch.empty(shape) for shape in lookup.result_shapes()]
-        lookup.grouping.forward(rows.numpy(), [None if r is None else r.numpy() for r in results])
+    def forward(ctx: Any, _: Tensor, lookup: Lookup, rows: Tensor | None) -> tuple[Tensor | None, ...]:
+        results, lookup.results = lookup.results, None
+        if results is None:
+            assert rows is not None
+            results = lookup.empty_results()
+            lookup.grouping.forward(rows.numpy(), [None if r is None else r.numpy() for r in results])
         ctx.lookup = lookup
         ctx.set_materialize_grads(False)
         return tuple(results)

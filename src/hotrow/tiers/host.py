@@ -10,10 +10,11 @@ from urllib.parse import quote
 import numpy as np
 import numpy.typing as npt
 
+from hotrow import _native
 from hotrow.store.exchange import Blob, Exchange
 from hotrow.store.store import RowStore, fetch, read, update
 from hotrow.table import Table
-from hotrow.tiers.tier import Floats, Gradients, Part, Tier
+from hotrow.tiers.tier import Floats, Gradients, Part, Places, Tier
 
 _NONE = np.empty(0, np.float32)
 Arguments = tuple[list[RowStore], list[npt.NDArray[np.int64]], list[npt.NDArray[np.int64] | None]]
@@ -32,12 +33,14 @@ class HostTier(Tier):
 
     name = "host"
     shards = 1
+    pools = True
 
     def __init__(self, tables: Sequence[Table], seed: int = 0, folder: Path | None = None) -> None:
         super().__init__(tables)
         self._stores = {table.name: RowStore(table, seed, table_folder(folder, table)) for table in tables}
         self._exchange = Exchange(list(self._stores.values()))
-        self._optimizers = {id(table.optimizer): table.optimizer for table in tables}  # tables often share one
+        self._optimizers = list({table.optimizer: None for table in tables})  # many tables have the same
+        self._optimizer_of = {table.name: self._optimizers.index(table.optimizer) for table in tables}
 
     def stores(self) -> dict[str, RowStore]:
         return self._stores
@@ -48,9 +51,15 @@ class HostTier(Tier):
     def read(self, parts: Sequence[Part], rows: Floats, step: int) -> None:
         read(*self._arguments(parts), rows, [p.start for p in parts], step)
 
+    def fetch_results(self, parts: Sequence[Part], results: Places, step: int) -> Any:
+        return _native.fetch_results([self._stores[p.table].native for p in parts], results.of(parts), step)
+
+    def read_results(self, parts: Sequence[Part], results: Places, step: int) -> None:
+        _native.read_results([self._stores[p.table].native for p in parts], results.of(parts), step)
+
     def update(self, parts: Sequence[Part], grads: Gradients, step: int, ticket: Any = None) -> None:
-        rate_of = {key: optimizer.lr_at(step) for key, optimizer in self._optimizers.items()}
-        rates = [rate_of[id(self.tables[p.table].optimizer)] for p in parts]
+        rate_of = [optimizer.lr_at(step) for optimizer in self._optimizers]
+        rates = [rate_of[self._optimizer_of[p.table]] for p in parts]
         if grads.places is None:
             update(*self._arguments(parts), grads.flat, [p.start for p in parts], rates, ticket)
         else:

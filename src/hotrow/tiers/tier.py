@@ -46,7 +46,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Places:
-    """The gradients of a batch's result matrices, and the grouping that says whose place is where."""
+    """A batch's result matrices, or their gradients, and the grouping that says whose place is where."""
 
     grouping: _native.Grouping
     matrices: list[Floats | None]
@@ -82,6 +82,8 @@ class Tier:
     """Whether its rows come over a network: remote tiers are asked all at once, beside the local ones."""
     collective = False
     """Whether all ranks ask it together: then each of them makes the same calls in the same order."""
+    pools = False
+    """Whether it pools rows itself, where it has all of a batch: `fetch_results`, `read_results`."""
 
     def __init__(self, tables: Sequence[Table]) -> None:
         self.tables = {table.name: table for table in tables}
@@ -101,6 +103,14 @@ class Tier:
     def read(self, parts: Sequence[Part], rows: Floats, step: int) -> None:
         """Writes the rows as they are and changes nothing."""
         raise TypeError(f"{type(self).__name__} does not say how it reads")
+
+    def fetch_results(self, parts: Sequence[Part], results: Places, step: int) -> Any:
+        """As `fetch`, of all keys of a batch; what is written are the batch's results."""
+        raise TypeError(f"{type(self).__name__} does not pool rows")
+
+    def read_results(self, parts: Sequence[Part], results: Places, step: int) -> None:
+        """As `read`, of all keys of a batch; what is written are the batch's results."""
+        raise TypeError(f"{type(self).__name__} does not pool rows")
 
     def update(self, parts: Sequence[Part], grads: Gradients, step: int, ticket: Any = None) -> None:
         """Applies each table's optimizer to the rows of its part."""
