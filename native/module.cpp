@@ -108,7 +108,7 @@ struct Places {
         }
     }
 
-    // Requests for all rows of the grouping, each pooled into the results that stand here.
+    // Requests for all rows of the grouping, each of which goes to, or comes from, what stands here.
     std::vector<Request> requests(const std::vector<Store*>& stores) const {
         const Grouping& grouping = *batch->grouping;
         std::vector<bool> asked(grouping.tables.size(), false);
@@ -160,6 +160,26 @@ void read_results(const std::vector<Store*>& stores, const Places& places, uint3
     read(requests, now);
 }
 
+void update_all(std::vector<Request>& requests, const std::vector<float>& rates, Slots* slots, Places* places, const Push* push) {
+    if (rates.size() != requests.size()) throw std::invalid_argument("each store needs a learning rate");
+    for (size_t t = 0; t < requests.size(); ++t) {
+        requests[t].lr = rates[t];
+        if (push != nullptr) requests[t].push = *push;
+        if (slots == nullptr) continue;
+        if (slots->of_table.size() != requests.size() || slots->of_table[t].size() != requests[t].n)
+            throw std::invalid_argument("the slots are of another fetch");
+        requests[t].slots = slots->of_table[t].data();
+    }
+    nb::gil_scoped_release release;
+    if (places != nullptr) places->connect(requests);
+    update(requests);
+}
+
+void update_results(const std::vector<Store*>& stores, Places& places, const std::vector<float>& rates, Slots* slots) {
+    auto requests = places.requests(stores);
+    update_all(requests, rates, slots, &places, nullptr);
+}
+
 void read_rows(const std::vector<Store*>& stores, const Keys& keys, const Positions& positions, const Out<float>& rows,
                const std::vector<size_t>& starts, uint32_t now) {
     auto requests = requests_for(stores, keys, positions, rows, starts, true);
@@ -171,18 +191,7 @@ void update_rows(const std::vector<Store*>& stores, const Keys& keys, const Posi
                  const std::vector<size_t>& starts, const std::vector<float>& rates, Slots* slots, Places* places,
                  const Push* push) {
     auto requests = requests_for(stores, keys, positions, grads, starts, places == nullptr);
-    if (rates.size() != stores.size()) throw std::invalid_argument("each store needs a learning rate");
-    for (size_t t = 0; t < stores.size(); ++t) {
-        requests[t].lr = rates[t];
-        if (push != nullptr) requests[t].push = *push;
-        if (slots == nullptr) continue;
-        if (slots->of_table.size() != stores.size() || slots->of_table[t].size() != requests[t].n)
-            throw std::invalid_argument("the slots are of another fetch");
-        requests[t].slots = slots->of_table[t].data();
-    }
-    nb::gil_scoped_release release;
-    if (places != nullptr) places->connect(requests);
-    update(requests);
+    update_all(requests, rates, slots, places, push);
 }
 
 Request request_of(Store& store, const In<int64_t>& keys) {
@@ -358,6 +367,7 @@ void bind_store(nb::module_& m) {
           nb::arg("starts"), nb::arg("step"));
     m.def("fetch_results", &fetch_results, nb::rv_policy::take_ownership, nb::arg("stores"), nb::arg("places"), nb::arg("step"));
     m.def("read_results", &read_results, nb::arg("stores"), nb::arg("places"), nb::arg("step"));
+    m.def("update_results", &update_results, nb::arg("stores"), nb::arg("places"), nb::arg("rates"), nb::arg("slots").none());
     m.def("update", &update_rows, nb::arg("stores"), nb::arg("keys"), nb::arg("positions"), nb::arg("grads"),
           nb::arg("starts"), nb::arg("rates"), nb::arg("slots").none(), nb::arg("places").none() = nb::none(),
           nb::arg("push").none() = nb::none());

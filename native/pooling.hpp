@@ -50,6 +50,7 @@ struct FeatureView {
     size_t column;  // and where in a row of it
     const int64_t* begins;  // [samples], into the group's values; null: no windows
     std::unique_ptr<const Stretches> stretches = nullptr;  // what the windows lie in, where there are some
+    bool one_each = false;  // whether every sample has exactly one key
 
     size_t bag_keys() const { return static_cast<size_t>(offsets[samples] - offsets[0]); }
     bool shares_rows() const { return stretches != nullptr && pooling == Pooling::sequence; }
@@ -118,6 +119,7 @@ public:
              const std::vector<GroupInput>& inputs)
         : dims_(std::move(dims)) {
         lay_out(groups, inputs);
+        parallel_for(features_.size(), [&](size_t k) { features_[k].one_each = features_[k].regular(0, features_[k].samples); });
         std::vector<std::vector<std::pair<const int64_t*, size_t>>> segments(dims_.size());
         for (const FeatureView& f : features_) segments[f.table].push_back({f.keys(), f.hashed()});
         std::vector<std::vector<int64_t>> joined(dims_.size());
@@ -154,7 +156,7 @@ public:
             if (f.weights != nullptr || f.pooling == Pooling::mean) scaled[f.table] = true;
         }
         for (size_t t = 0; t < tables.size(); ++t) {
-            if (features[t] == 1 && !scaled[t] && (only[t]->pooling == Pooling::sequence || only[t]->regular(0, only[t]->samples))) {
+            if (features[t] == 1 && !scaled[t] && (only[t]->pooling == Pooling::sequence || only[t]->one_each)) {
                 out.tables[t].base = matrices[only[t]->matrix].data + only[t]->column;
                 out.tables[t].distance = matrices[only[t]->matrix].width;
                 continue;
@@ -286,7 +288,7 @@ private:
             return;
         }
         const int32_t* inverse = tables[f.table].inverse.data() + f.at - f.offsets[0];
-        if (f.weights == nullptr && f.regular(first, last)) {
+        if (f.weights == nullptr && (f.one_each || f.regular(first, last))) {
             copy_rows(rows, inverse + f.offsets[first], last - first, m.data + first * m.width + f.column, m.width, f.dim);
             return;
         }

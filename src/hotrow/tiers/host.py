@@ -60,10 +60,13 @@ class HostTier(Tier):
     def update(self, parts: Sequence[Part], grads: Gradients, step: int, ticket: Any = None) -> None:
         rate_of = [optimizer.lr_at(step) for optimizer in self._optimizers]
         rates = [rate_of[self._optimizer_of[p.table]] for p in parts]
-        if grads.places is None:
+        places = grads.places
+        if places is None:
             update(*self._arguments(parts), grads.flat, [p.start for p in parts], rates, ticket)
+        elif places.all_in(parts):
+            _native.update_results([self._stores[p.table].native for p in parts], places.of(parts), rates, ticket)
         else:
-            update(*self._arguments(parts), _NONE, [0] * len(parts), rates, ticket, grads.places.of(parts))
+            update(*self._arguments(parts), _NONE, [0] * len(parts), rates, ticket, places.of(parts))
 
     def exchange(self, requests: Sequence[Blob | None]) -> list[Blob | None]:
         """Answers a cache in front of this tier."""

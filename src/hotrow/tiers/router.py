@@ -43,6 +43,9 @@ class Router:
             table: [(s.tier, None if s.keys is None else _native.KeyMap(np.unique(s.keys))) for s in shares]
             for table, shares in plan.shares.items()
         }
+        holders = {share.tier for shares in plan.shares.values() for share in shares}
+        one_each = all(len(shares) == 1 for shares in plan.shares.values())
+        self._holder = holders.pop() if one_each and len(holders) == 1 else None  # who has all rows, if one has
         self._threads: ThreadPoolExecutor | None = None  # made when tiers are first asked at the same time
 
     @property
@@ -58,6 +61,10 @@ class Router:
         lookups: Sequence[Counts] | None = None,
     ) -> Routed:
         """The parts each tier answers; every tier with a table in the batch gets one for it, maybe an empty one."""
+        if self._holder is not None:
+            every = enumerate(zip(tables, keys, starts, strict=False))
+            whole = [Part(name, i, k, None, at, lookups[i] if lookups else None) for i, (name, k, at) in every]
+            return [(self.tiers[self._holder], whole)] if whole else []
         parts: dict[str, list[Part]] = {name: [] for name in self.tiers}
         for index, (table, unique, start) in enumerate(zip(tables, keys, starts, strict=False)):
             shares = self._shares[table]

@@ -55,6 +55,10 @@ class Places:
         """The same for some parts' tables, as the native core takes it."""
         return _native.Places(self.grouping, [p.number for p in parts], self.matrices)
 
+    def all_in(self, parts: Sequence[Part]) -> bool:
+        """Whether the parts are all keys of all tables of the batch."""
+        return len(parts) == len(self.grouping.starts) - 1 and all(p.positions is None for p in parts)
+
 
 class Gradients:
     """Gradients of a batch's rows: given as such, or to be summed from the gradients of the batch's results."""
