@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "hash.hpp"
@@ -23,16 +24,22 @@ constexpr uint32_t kNoSlot = 0xFFFFFFFF;
 class Index {
 public:
     size_t buckets() const { return count_; }
-    size_t bytes() const { return count_ * sizeof(Bucket); }
+    size_t bytes() const { return bytes_for(count_); }
     // More than this many keys and the table wants to be rebuilt larger: 80% full.
     size_t capacity() const { return count_ * kWidth * 4 / 5; }
 
     static size_t buckets_for(size_t keys) { return keys * 5 / (4 * kWidth) + 1; }
 
     void reset(size_t buckets) {
-        memory_ = Memory(buckets * sizeof(Bucket));  // if this throws, the old buckets are still there
+        auto own = std::make_shared<Memory>(buckets * sizeof(Bucket));  // if this throws, the old buckets are still there
+        reset(buckets, {own, own->data()});
+    }
+    // In memory of its own or a part of some; zeros.
+    void reset(size_t buckets, std::shared_ptr<std::byte> memory) {
+        memory_ = std::move(memory);
         count_ = buckets;
     }
+    static size_t bytes_for(size_t buckets) { return buckets * sizeof(Bucket); }
 
     void prefetch(uint64_t hash) const { ask_for(&at(home(hash))); }
 
@@ -134,9 +141,9 @@ private:
     }
     size_t home(uint64_t hash) const { return scale_to(hash, count_); }
     size_t next(size_t b) const { return b + 1 == count_ ? 0 : b + 1; }
-    Bucket& at(size_t b) const { return reinterpret_cast<Bucket*>(memory_.data())[b]; }
+    Bucket& at(size_t b) const { return reinterpret_cast<Bucket*>(memory_.get())[b]; }
 
-    Memory memory_;
+    std::shared_ptr<std::byte> memory_;
     size_t count_ = 0;
 };
 

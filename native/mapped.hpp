@@ -20,6 +20,8 @@
 #include <string>
 #include <utility>
 
+#include "memory.hpp"
+
 namespace hotrow {
 
 // What a user can mend: a folder that is full, unreadable or not what it should be. Its message is a sentence.
@@ -29,8 +31,6 @@ struct FolderError : std::runtime_error {
 
 class MappedFile {
 public:
-    static constexpr size_t kHugePage = size_t{2} << 20;
-
     MappedFile() = default;
     // `room` is how long the file may become, 0 as long as it is; only what it is long now can be touched.
     MappedFile(const std::string& path, size_t room, bool create) : path_(path) {
@@ -79,18 +79,17 @@ private:
     static constexpr size_t kPage = size_t{64} << 10, kMostGrowth = size_t{32} << 20;
 
     void map() {
-        void* wide = mmap(nullptr, room_ + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (wide == MAP_FAILED) fail("cannot be mapped");
-        const auto address = reinterpret_cast<uintptr_t>(wide);
-        const uintptr_t aligned = (address + kHugePage - 1) / kHugePage * kHugePage;
-        if (aligned > address) munmap(wide, aligned - address);
-        if (aligned < address + kHugePage) munmap(reinterpret_cast<void*>(aligned + room_), address + kHugePage - aligned);
-        void* to = reinterpret_cast<void*>(aligned);
+        std::byte* to = nullptr;
+        try {
+            to = map_aligned(room_, PROT_NONE);
+        } catch (const std::bad_alloc&) {
+            fail("cannot be mapped");
+        }
         if (mmap(to, room_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file_, 0) == MAP_FAILED) {
             munmap(to, room_);
             fail("cannot be mapped");
         }
-        data_ = reinterpret_cast<std::byte*>(aligned);
+        data_ = to;
     }
 
     // Sees that bytes at the end of the file, zeros so far, have space of their own.

@@ -67,9 +67,10 @@ class alignas(64) Part {
 
 public:
 
-    void open(const Shape& shape, Records& records, size_t number) {
+    void open(const Shape& shape, Records& records, Shelf& shelf, size_t number) {
         shape_ = shape;
         records_ = &records;
+        shelf_ = &shelf;
         number_ = number;
     }
 
@@ -258,7 +259,8 @@ private:
 
     void rebuild(size_t at_least) {
         const size_t grown = index_.buckets() + index_.buckets() / 2;
-        index_.reset(std::max(Index::buckets_for(at_least), grown));
+        const size_t buckets = std::max(Index::buckets_for(at_least), grown);
+        index_.reset(buckets, shelf_->take(number_, Index::bytes_for(buckets)));
         constexpr size_t kAhead = 16;
         for (size_t i = 0; i < used_; ++i) {
             if (i + kAhead < used_) index_.prefetch(hash_key(header(slot_at(i + kAhead)).key));
@@ -270,7 +272,8 @@ private:
     std::vector<uint32_t> chunks_;  // first slots of its chunks, in the order they were taken
     size_t used_ = 0;               // slots taken, erased ones included
     std::vector<uint32_t> free_;
-    size_t number_ = 0;  // in the table
+    size_t number_ = 0;       // in the table
+    Shelf* shelf_ = nullptr;  // the table's, for indexes
 
     uint32_t visited_ = 0;
     Cut cut_ = Cut::full;

@@ -68,9 +68,9 @@ struct FeatureView {
 
     // Whether these samples have exactly one key each.
     bool regular(size_t first, size_t last) const {
-        bool one = true;
-        for (size_t s = first; s < last; ++s) one &= offsets[s + 1] - offsets[s] == 1;
-        return one;
+        int64_t others = 0;
+        for (size_t s = first; s < last; ++s) others |= (offsets[s + 1] - offsets[s]) ^ 1;
+        return others == 0;
     }
 };
 
@@ -119,7 +119,6 @@ public:
              const std::vector<GroupInput>& inputs)
         : dims_(std::move(dims)) {
         lay_out(groups, inputs);
-        parallel_for(features_.size(), [&](size_t k) { features_[k].one_each = features_[k].regular(0, features_[k].samples); });
         std::vector<std::vector<std::pair<const int64_t*, size_t>>> segments(dims_.size());
         for (const FeatureView& f : features_) segments[f.table].push_back({f.keys(), f.hashed()});
         std::vector<std::vector<int64_t>> joined(dims_.size());
@@ -338,6 +337,7 @@ private:
                     f.column = column;
                     column += f.dim;
                 }
+                f.one_each = f.regular(0, f.samples);
                 at[spec.table] += f.lookups();
                 features_.push_back(std::move(f));
             }

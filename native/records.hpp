@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "mapped.hpp"
+#include "memory.hpp"
 
 namespace hotrow {
 
@@ -102,7 +103,6 @@ public:
 
 private:
     static constexpr uint32_t kSegmentBits = 20, kSegmentSlots = 1u << kSegmentBits;
-    static constexpr size_t kHugePage = MappedFile::kHugePage;
     static constexpr size_t kOwners = kSegmentSlots / kChunk;
 
     size_t segment_bytes() const { return (kSegmentSlots * stride_ + kHugePage - 1) / kHugePage * kHugePage; }
@@ -130,13 +130,7 @@ private:
     // A segment in huge pages but for its first `plain` bytes: a small table should not cost one.
     std::byte* map(size_t plain) const {
         const size_t bytes = segment_bytes();
-        void* wide = mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (wide == MAP_FAILED) throw std::bad_alloc();
-        const auto address = reinterpret_cast<uintptr_t>(wide);
-        const uintptr_t aligned = (address + kHugePage - 1) / kHugePage * kHugePage;
-        if (aligned > address) munmap(wide, aligned - address);
-        if (aligned < address + kHugePage) munmap(reinterpret_cast<void*>(aligned + bytes), address + kHugePage - aligned);
-        auto* segment = reinterpret_cast<std::byte*>(aligned);
+        std::byte* segment = map_aligned(bytes);
 #ifdef MADV_HUGEPAGE
         madvise(segment + plain, bytes - plain, MADV_HUGEPAGE);
 #endif

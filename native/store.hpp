@@ -116,6 +116,7 @@ private:
 class Store {
 public:
     static constexpr size_t kParts = Durable::kParts;
+    static_assert(kParts == Shelf::kParts);
 
     explicit Store(const StoreSettings& settings, const Folder& folder = {})
         : settings_(settings),
@@ -125,7 +126,7 @@ public:
           parts_(new Part[kParts]),
           sketch_(durable_ == nullptr ? nullptr : new Sketch(durable_->sketch())) {
         if (sketch_ == nullptr) sketch_ = std::make_unique<Sketch>(settings.sketch_bytes);
-        for (size_t p = 0; p < kParts; ++p) parts_[p].open(settings_.shape, records_, p);
+        for (size_t p = 0; p < kParts; ++p) parts_[p].open(settings_.shape, records_, shelf_, p);
         if (durable_ == nullptr)
             records_.open(settings_.shape.stride());
         else
@@ -347,6 +348,7 @@ private:
     StoreSettings settings_;
     std::unique_ptr<Durable> durable_;  // null: in plain memory
     Records records_;
+    Shelf shelf_;
     mutable Lock locks_[kParts];
     std::unique_ptr<Part[]> parts_;
     std::unique_ptr<Sketch> sketch_;
