@@ -254,14 +254,13 @@ void import_columns(Store& store, const In<int64_t>& keys, const In<uint8_t>& va
 // Refuses bags that do not lie within a group's values; begins may be null.
 void check_bags(const int64_t* offsets, const int64_t* begins, size_t bags, size_t values) {
     const auto size = static_cast<int64_t>(values);
-    int64_t least = offsets[0];  // below zero if a bag begins or ends where it cannot
-    for (size_t b = 0; b < bags; ++b) least = std::min(least, offsets[b + 1] - offsets[b]);
+    int64_t signs = offsets[0];  // below zero if a bag begins or ends where it cannot
+    for (size_t b = 0; b < bags; ++b) signs |= offsets[b + 1] - offsets[b];
     if (begins == nullptr)
-        least = std::min(least, size - offsets[bags]);
+        signs |= size - offsets[bags];
     else
-        for (size_t b = 0; b < bags; ++b)
-            least = std::min({least, begins[b], size - (offsets[b + 1] - offsets[b]) - begins[b]});
-    if (least < 0) throw std::invalid_argument("offsets, begins and values of a group do not fit together");
+        for (size_t b = 0; b < bags; ++b) signs |= begins[b] | (size - (offsets[b + 1] - offsets[b]) - begins[b]);
+    if (signs < 0) throw std::invalid_argument("offsets, begins and values of a group do not fit together");
 }
 
 BatchGrouping* make_grouping(const Layout& layout, std::vector<In<int64_t>> values, std::vector<In<int64_t>> offsets,

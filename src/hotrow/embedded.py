@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -99,13 +101,17 @@ class Embedded:
     def __init__(self, pooled: Sequence[PooledGroup], sequences: Mapping[str, JaggedRows]) -> None:
         self._groups = tuple(pooled)
         self._sequences = dict(sequences)
-        self._columns: dict[str, tuple[int, int, int]] = {}
-        for g, group in enumerate(self._groups):
-            start = 0
-            for name, dim in zip(group.features, group.dims, strict=True):
-                self._columns[name] = (g, start, start + dim)
-                start += dim
         self._expanded: dict[int, Tensor] = {}
+
+    @cached_property
+    def _columns(self) -> dict[str, tuple[int, int, int]]:
+        """For each pooled feature its group, and where in the group's rows it begins and ends."""
+        columns = {}
+        for g, group in enumerate(self._groups):
+            ends = list(accumulate(group.dims))
+            for name, dim, end in zip(group.features, group.dims, ends, strict=True):
+                columns[name] = (g, end - dim, end)
+        return columns
 
     @property
     def pooled_features(self) -> tuple[str, ...]:
@@ -141,8 +147,8 @@ class Embedded:
 
     def vectors(self, features: Sequence[str] | None = None) -> Tensor:
         """Pooled features of every sample side by side: `[B, sum of dims]`; all of them if none are named."""
-        names = self.pooled_features if features is None else tuple(features)
-        if names == self.pooled_features:
+        names = None if features is None else tuple(features)
+        if names is None or names == self.pooled_features:
             groups = [self._expand(g) for g in range(len(self._groups))]
             return groups[0] if len(groups) == 1 else torch.cat(groups, dim=1)
         return torch.cat([self.vector(name) for name in names], dim=1)
