@@ -240,6 +240,10 @@ def test_group_and_fetch_may_run_ahead_one_by_one():
     assert ours.steps == 3
     with pytest.raises(BatchError, match="no rows yet"):
         ours.embed(ours.group(batches[0]))
+    once = ours.fetch(ours.group(batches[0]), once=True)
+    ours.embed(once)
+    with pytest.raises(BatchError, match="to be embedded once and has been"):
+        ours.embed(once)
 
 
 SIZES = {"one": 1, "a few": 300, "more than one thread's": 20_000}

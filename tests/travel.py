@@ -63,7 +63,7 @@ class Recorder:
     def current(self, lookup):
         return True
 
-    def fetch(self, lookup, step=None, only=None):
+    def fetch(self, lookup, step=None, only=None, once=False):
         if self.fail_at == ("fetch", lookup.number):
             raise DataError("cannot fetch")
         self.events.append(("fetch", lookup.number))

@@ -119,10 +119,7 @@ class Embeddings(nn.Module):
 
     def forward(self, batch: Batch) -> Embedded:
         """What a model sees of `batch`."""
-        lookup = self.group(batch)
-        if not lookup.fetch_results(self.steps, self._trains):
-            self.fetch(lookup)
-        return self.embed(lookup)
+        return self.embed(self.fetch(self.group(batch), once=True))
 
     def group(self, batch: Batch) -> Lookup:
         """The batch's unique keys and their grouping. Touches no row: any thread may do it ahead of time."""
@@ -151,21 +148,20 @@ class Embeddings(nn.Module):
         if self.current(lookup):
             self.router.prefetch(lookup.routed, step)
 
-    def fetch(self, lookup: Lookup, step: int | None = None, only: Only | None = None) -> Lookup:
+    def fetch(self, lookup: Lookup, step: int | None = None, only: Only | None = None, *, once: bool = False) -> Lookup:
         """Brings the lookup's rows. In training mode keys without a row get one, as the table's admission has it.
 
         `step` is the one that the lookup is for, counted from 0, where it is not the next. With `only`, rows of those
-        tiers are brought for which it holds, and the others are left for later.
+        tiers are brought for which it holds, and the others are left for later. A lookup that is embedded only `once`
+        has its rows pooled on the way where a single tier in this memory has them all: each is moved once.
         """
         if not self.current(lookup):
             lookup = self.group(lookup.batch)
-        lookup.fetch(self.steps if step is None else step, self._trains, only)
+        step = self.steps if step is None else step
+        training = self.training and torch.is_grad_enabled()
+        if not once or only is not None or not lookup.fetch_results(step, training):
+            lookup.fetch(step, training, only)
         return lookup
-
-    @property
-    def _trains(self) -> bool:
-        """Whether rows are fetched to be trained on."""
-        return self.training and torch.is_grad_enabled()
 
     @property
     def looks_ahead(self) -> int:

@@ -153,7 +153,10 @@ class Lookup:
     def embed(self) -> Embedded:
         """What a model sees; autograd leads from here to `grads`."""
         if self.rows is None and self.results is None:
-            raise BatchError("This lookup has no rows yet: fetch it before it is embedded.")
+            raise BatchError(
+                "This lookup has no rows yet, or was fetched to be embedded once and has been: fetch it before it is "
+                "embedded."
+            )
         start = torch.empty(0, requires_grad=self.training)
         results = _Pool.apply(start, self, self.rows)  # type: ignore[no-untyped-call]
         groups = self.batch.groups

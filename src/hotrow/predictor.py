@@ -189,7 +189,7 @@ class Predictor:
         """The batch's rows and the version they are of."""
         with self._gate:
             version = self._now
-            return version, version.embeddings.fetch(version.embeddings.group(batch))
+            return version, version.embeddings.fetch(version.embeddings.group(batch), once=True)
 
     def _follow(self, seconds: float) -> None:
         while not self._ended.wait(seconds):

@@ -39,7 +39,7 @@ class Fetches(Protocol):
     steps: int
 
     def group(self, batch: Batch) -> Any: ...
-    def fetch(self, lookup: Any, step: int | None = None, only: Any = None) -> Any: ...
+    def fetch(self, lookup: Any, step: int | None = None, only: Any = None, *, once: bool = False) -> Any: ...
     def current(self, lookup: Any) -> bool: ...
     def prefetch(self, lookup: Any, step: int) -> None: ...
     def finish(self) -> Updates: ...
@@ -63,7 +63,7 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Fetched:
-    """A batch and its lookup, whose rows are here; `inputs` on the host."""
+    """A batch and its lookup, whose rows are here, to be embedded once; `inputs` on the host."""
 
     batch: Batch
     lookup: Any
@@ -211,7 +211,7 @@ class Pipeline:
         try:
             for item in self._phases.each("wait", grouped):
                 with self._phases("fetch"):
-                    lookup = self._embeddings.fetch(item.lookup)
+                    lookup = self._embeddings.fetch(item.lookup, once=True)
                 self._untold.release()
                 yield Fetched(item.batch, lookup, item.inputs)
         finally:
