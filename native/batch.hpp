@@ -214,15 +214,17 @@ public:
     // `in_pieces`: whether each row is there when its piece has ended.
     template <class InPieces>
     Pooled(std::vector<Request>& requests, const std::vector<Piece>& pieces, InPieces in_pieces) {
-        constexpr size_t kLeast = 8192;  // lookups that are worth more than one thread
+        constexpr size_t kLeast = 8192;    // lookups that are worth more than one thread
+        constexpr size_t kMost = 1 << 20;  // values that a thread keeps room for; more would not stay in its cache anyway
         size_t total = 0;
         for (const Request& r : requests)
             if (r.results != nullptr) total += r.grouping->tables[r.table].lookups;
         const size_t threads = Pool::get().threads(), fair = threads == 1 ? total : std::max(kLeast, total / (2 * threads));
         std::vector<bool> kept(requests.size(), true);
         for (const Piece& p : pieces)
-            if (p.last - p.first == Store::kParts && p.request->results != nullptr && std::invoke(in_pieces, *p.request->store) &&
-                p.request->grouping->tables[p.request->table].lookups <= fair)
+            if (const Request& r = *p.request; p.last - p.first == Store::kParts && r.results != nullptr &&
+                                               std::invoke(in_pieces, *r.store) && r.n * r.store->shape().dim <= kMost &&
+                                               r.grouping->tables[r.table].lookups <= fair)
                 kept[static_cast<size_t>(p.request - requests.data())] = false;
         for (size_t k = 0; k < requests.size(); ++k) {
             Request& r = requests[k];
