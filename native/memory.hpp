@@ -57,6 +57,7 @@ public:
     }
 
     std::byte* data() const { return data_; }
+    size_t size() const { return size_; }
 
 private:
     static constexpr size_t kLeast = size_t{1} << 20;

@@ -5,7 +5,8 @@
 // a row and never wait in a circle. Inside a piece keys go through in blocks: first all buckets are prefetched,
 // then all records, then the work is done on what has arrived.
 //
-// Within one part the keys of a call are visited in their given order, so results do not depend on the threads.
+// What happens to a row depends on its own key and gradients alone, and a key given twice is visited in that order: results
+// do not depend on the threads. Where in memory a new row lies may.
 #pragma once
 
 #include <algorithm>

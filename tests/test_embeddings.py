@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hotrow import Batch, Embedded, Embeddings, Feature, Group, Table
+from hotrow import Batch, Embedded, Embeddings, Feature, Group, Table, _native
 from hotrow.errors import BatchError, SettingsError
 from hotrow.plain import PlainEmbeddings
 from hotrow.plan import Plan, Share
@@ -296,6 +296,28 @@ def test_rows_pooled_by_their_tier_are_those_fetched_and_pooled_apart(keys, look
         every = torch.arange(keys)
         torch.testing.assert_close(straight.read(table.name, every), apart.read(table.name, every), rtol=0, atol=0)
     assert straight.stats() == apart.stats()
+
+
+def test_results_that_are_kept_are_not_written_over_and_memory_let_go_is_used_again():
+    embeddings = Embeddings([Table(name="t", dim=64, optimizer=SGD(lr=1.0))], [Feature(name="t")])
+    batch = Batch.plain({"t": torch.arange(8192)})
+    first = embeddings(batch).vectors()  # 2 MB: of the memory that is kept
+    seen = first.detach().clone()
+    where = set()
+    for _ in range(4):
+        result = embeddings(batch).vectors()
+        where.add(result.data_ptr())
+        result.sum().backward()
+        embeddings.step()
+        del result
+    torch.testing.assert_close(first, seen, rtol=0, atol=0)
+    torch.testing.assert_close(embeddings(batch).vectors(), seen - 4, rtol=0, atol=1e-6)
+    assert first.data_ptr() not in where
+    assert len(where) == 1
+    held = [_native.spare_floats(32 << 20) for _ in range(4)]  # 128 MiB each, never touched
+    assert _native.spare_bytes() <= 256 << 20
+    del held
+    assert 0 < _native.spare_bytes() <= 256 << 20
 
 
 def test_a_lookup_embedded_twice_counts_its_gradient_once():

@@ -178,7 +178,7 @@ class Embedded:
 
     def _expand(self, g: int) -> Tensor:
         if g not in self._expanded:
-            self._expanded[g] = self._groups[g].expand().rows
+            self._expanded[g] = expand(self._groups[g].rows, self._groups[g].inverse)
         return self._expanded[g]
 
 

@@ -106,7 +106,7 @@ class Lookup:
         """Brings the rows to train on, new ones included, or rows as they are; with `only`, those of some tiers."""
         self.training = training
         if self.rows is None:
-            self.rows = torch.empty(self.grouping.starts[-1])
+            self.rows = _room(self.grouping.starts[-1])
         self._bring(self.rows.numpy(), step, only)
 
     def fetch_results(self, step: int, training: bool) -> bool:
@@ -125,7 +125,7 @@ class Lookup:
 
     def empty_results(self) -> list[Tensor | None]:
         """Room for the results."""
-        return [None if shape is None else torch.empty(shape) for shape in self.result_shapes()]
+        return [None if shape is None else _room(shape[0] * shape[1]).view(shape) for shape in self.result_shapes()]
 
     def fetch_some(self, chosen: Chosen, step: int, only: Only, *, late: bool = False) -> None:
         """After a `fetch` without these tiers: brings their rows at the positions `chosen` for each table among `keys`.
@@ -275,6 +275,11 @@ class Lookup:
         windows = self.grouping.windows([name for name, *_ in self.layout.sequences].index(sequence))
         assert windows is not None
         return windows
+
+
+def _room(floats: int) -> Tensor:
+    """Room for so many; from a megabyte on it is memory of an earlier step, where there is some left over."""
+    return torch.empty(floats) if floats < 1 << 18 else torch.from_numpy(_native.spare_floats(floats))
 
 
 def _of(routed: Routed, only: Only) -> Routed:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotrow import Table
+from hotrow import Table, _native
 from hotrow.errors import StoreError
-from hotrow.store.optimizers import SGD, Adam
+from hotrow.store.optimizers import SGD, Adagrad, Adam
 from hotrow.store.store import Cut, RowStore, salt
 from hotrow.table import ByCount, ByProbability, Eviction, Fill, Normal, Uniform
 
@@ -399,6 +399,24 @@ def test_threads_may_call_at_once_and_every_update_counts():
         t.join()
     assert (store.read(keys) == -float(rounds * threads)).all()
     assert {v[2:4] for v in held(store).values()} == {(rounds * threads, rounds * threads)}
+
+
+def test_a_store_holds_the_same_on_any_number_of_threads():
+    """Calls this large are cut into pieces and sorted on several threads, and taken as they come on one."""
+    before, found = _native.threads(), []
+    try:
+        for threads in (1, 3):
+            _native.set_threads(threads)
+            rng = np.random.default_rng(3)
+            store = RowStore(Table(name="t", dim=4, optimizer=Adagrad()))
+            for step in range(6):
+                keys = rng.integers(step * 8000, step * 8000 + 40_000, 30_000)  # some new, some there, some twice
+                store.fetch(keys, step)
+                store.update(keys, rng.standard_normal((len(keys), 4), np.float32), lr=0.1)
+            found.append(held(store))
+    finally:
+        _native.set_threads(before)
+    assert found[0] == found[1]
 
 
 def test_an_export_under_fire_has_every_row_once():
