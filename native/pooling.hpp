@@ -282,13 +282,12 @@ private:
     void pool_samples(const FeatureView& f, size_t first, size_t last, const float* rows, const Matrix& m) const {
         if (f.pooling == Pooling::sequence) {
             const size_t begin = row_of(f, first);
-            copy_rows(rows, tables[f.table].inverse.data() + f.at + begin, row_of(f, last) - begin, m.data + begin * m.width,
-                      m.width, f.dim);
+            copy_rows(rows, tables[f.table].inverse.data() + f.at + begin, row_of(f, last) - begin, m, begin, 0, f.dim);
             return;
         }
         const int32_t* inverse = tables[f.table].inverse.data() + f.at - f.offsets[0];
         if (f.weights == nullptr && (f.one_each || f.regular(first, last))) {
-            copy_rows(rows, inverse + f.offsets[first], last - first, m.data + first * m.width + f.column, m.width, f.dim);
+            copy_rows(rows, inverse + f.offsets[first], last - first, m, first, f.column, f.dim);
             return;
         }
         for (size_t s = first; s < last; ++s) {
@@ -304,13 +303,23 @@ private:
         }
     }
 
-    // rows[which[k]] for each of n, `distance` apart. They are written far apart: each is asked for early.
-    static void copy_rows(const float* rows, const int32_t* which, size_t n, float* out, size_t distance, size_t row_dim) {
-        constexpr size_t kAhead = 16;
+    // rows[which[k]] for each of n, to rows of the matrix from `first` on. They are written far apart: each is asked for
+    // early, or not at all.
+    static void copy_rows(const float* rows, const int32_t* which, size_t n, const Matrix& m, size_t first, size_t column,
+                          size_t row_dim) {
+        constexpr size_t kAhead = 16, kLine = 64 / sizeof(float), kLarge = 1 << 18;
+        float* out = m.data + first * m.width + column;
+        const bool whole_lines = reinterpret_cast<uintptr_t>(out) % 64 == 0 && m.width % kLine == 0 && row_dim % kLine == 0;
+        if (kWritesPast && whole_lines && m.rows * m.width >= kLarge) {
+            with_dim(row_dim, [&](auto dim) {
+                for (size_t k = 0; k < n; ++k) copy_past(out + k * m.width, rows + static_cast<size_t>(which[k]) * dim, dim);
+            });
+            return written_past();
+        }
         with_dim(row_dim, [&](auto dim) {
             for (size_t k = 0; k < n; ++k) {
-                if (k + kAhead < n) prefetch(out + (k + kAhead) * distance, dim);
-                copy_floats(out + k * distance, rows + static_cast<size_t>(which[k]) * dim, dim);
+                if (k + kAhead < n) prefetch(out + (k + kAhead) * m.width, dim);
+                copy_floats(out + k * m.width, rows + static_cast<size_t>(which[k]) * dim, dim);
             }
         });
     }

@@ -12,6 +12,10 @@
 
 #include "hash.hpp"
 
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
+
 namespace hotrow {
 
 // Calls body(dim), the usual dims as constants: the compiler then unrolls every loop over a row.
@@ -35,6 +39,20 @@ inline void copy_floats(float* __restrict out, const float* __restrict in, size_
     for (; j + 16 <= n; j += 16) std::memcpy(out + j, in + j, 64);
     for (; j < n; ++j) out[j] = in[j];
 }
+
+// As copy_floats, of whole lines that are not asked for before they are written; `written_past` ends a run of such copies.
+// For results larger than a core's cache: a model that reads them right afterwards was not slower for it.
+#if defined(__AVX__)
+constexpr bool kWritesPast = true;
+inline void copy_past(float* __restrict out, const float* __restrict in, size_t n) {
+    for (size_t j = 0; j < n; j += 8) _mm256_stream_ps(out + j, _mm256_loadu_ps(in + j));
+}
+inline void written_past() { _mm_sfence(); }
+#else
+constexpr bool kWritesPast = false;
+inline void copy_past(float* __restrict out, const float* __restrict in, size_t n) { copy_floats(out, in, n); }
+inline void written_past() {}
+#endif
 
 inline void widen(const uint16_t* in, float* out, size_t n) {
     for (size_t j = 0; j < n; ++j) out[j] = from_bf16(in[j]);
