@@ -56,14 +56,14 @@ struct KeptCache : Cache {
 };
 
 std::shared_ptr<Cache> make_cache(const nb::list& objects, const std::vector<bool>& evicts, size_t capacity, bool in_bytes,
-                                  int keep, uint32_t popular, std::optional<uint32_t> bound, uint32_t margin, bool sole,
-                                  uint32_t sample, uint32_t shards, uint64_t client) {
+                                  int keep, uint32_t popular, std::optional<uint32_t> bound, double drift, uint32_t margin,
+                                  bool sole, uint32_t sample, uint32_t shards, uint64_t client) {
     std::vector<Store*> stores;
     for (nb::handle store : objects) stores.push_back(nb::cast<Store*>(store));
     if (stores.empty() || stores.size() != evicts.size() || stores.size() > 0xFFFF || shards == 0 || keep < 0 || keep > 2)
         throw std::invalid_argument("a cache needs tables, each with its settings, and a shard");
-    CacheSettings s{capacity, in_bytes, static_cast<Keep>(keep), popular, bound.value_or(kUnbounded), margin,
-                    sole, sample, shards, client};
+    CacheSettings s{capacity, in_bytes, static_cast<Keep>(keep), popular, bound.value_or(kUnbounded), drift,
+                    margin, sole, sample, shards, client};
     return std::make_shared<KeptCache>(objects, stores, evicts, s);
 }
 
@@ -184,7 +184,7 @@ void bind_cache(nb::module_& m) {
     m.def("shared_keys", &shared_keys);
     nb::class_<Cache>(m, "Cache")
         .def(nb::new_(&make_cache), nb::kw_only(), nb::arg("stores"), nb::arg("evicts"), nb::arg("capacity"), nb::arg("in_bytes"),
-             nb::arg("keep"), nb::arg("popular"), nb::arg("bound").none(), nb::arg("margin"), nb::arg("sole"), nb::arg("sample"),
+             nb::arg("keep"), nb::arg("popular"), nb::arg("bound").none(), nb::arg("drift"), nb::arg("margin"), nb::arg("sole"), nb::arg("sample"),
              nb::arg("shards"), nb::arg("client"))
         .def("rows", [](const Cache& c) {
             std::vector<size_t> out;

@@ -32,12 +32,17 @@ struct CacheSettings {
     Keep keep = Keep::lfu;
     uint32_t popular = 0;   // uses that make a row popular
     uint32_t bound = 0;     // HET's s, kUnbounded for none
+    double drift = 0;       // of a row's clock: what is written back at the latest; 0: only the bound counts
     uint32_t margin = 0;    // clocks by which the server's clock may move between an exchange and the read it is for
     bool sole = false;
     uint32_t sample = 0;    // of so many rows one is checked at every use, and its staleness counted; 0: none
     uint32_t shards = 1;
     uint64_t client = 0;
 
+    // How many updates a copy may have before they are written back, taken over at clock `start`: fewer of a young row.
+    uint64_t write_bound(uint32_t start) const {
+        return drift == 0 ? bound : std::min<uint64_t>(bound, static_cast<uint64_t>(drift * start));
+    }
     // How far the server's clock may be ahead of a copy's when a batch is planned.
     uint32_t read_bound() const { return bound == kUnbounded ? bound : bound - std::min(bound, margin); }
 };

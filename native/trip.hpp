@@ -196,7 +196,7 @@ private:
                 b.slots[i] = slot;
                 b.generations[i] = side.generation;
                 b.clocks[i] = static_cast<uint32_t>(clock);
-                const bool too_far = s.bound != kUnbounded && clock > uint64_t{side.start} + s.bound;
+                const bool too_far = s.bound != kUnbounded && clock > side.start + s.write_bound(side.start);
                 const bool sampled = s.sample != 0 && (hash >> 40) % s.sample == 0;
                 if (too_far && copies.is_dirty(part, slot))
                     b.actions[i] = kWrite;

@@ -227,6 +227,7 @@ class Cache:
         keep: int,
         popular: int,
         bound: int | None,
+        drift: float,
         margin: int,
         sole: bool,
         sample: int,

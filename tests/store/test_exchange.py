@@ -33,6 +33,7 @@ class Worker:
             keep=0,
             popular=1,
             bound=bound,
+            drift=0.0,
             margin=0,
             sole=sole,
             sample=sample,

@@ -37,6 +37,8 @@ class Copy:
 class Model:
     """Some workers' caches in front of one server, with bound `s` (None: none) and room for `capacity` rows.
 
+    With `drift` a copy is written back sooner: when it had more updates than that share of the clock it began with.
+
     Reads keep `margin` off the bound, as the tier does for what happens between an exchange and its read.
     """
 
@@ -44,6 +46,7 @@ class Model:
     capacity: int
     workers: int
     margin: int = 0
+    drift: float = 0
     rows: dict[int, Row] = field(default_factory=dict)
     caches: list[dict[int, Copy]] = field(default_factory=list)
     updates: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -64,7 +67,7 @@ class Model:
         else:
             mine.held += 1
             self._make_room(worker, 0)
-            if self._past(mine.current, mine.start, 0) and mine.current != mine.start:
+            if self._written(mine) and mine.current != mine.start:
                 moved = self._write(mine, row)
                 if moved:
                     self._rebase(mine, row)
@@ -91,6 +94,11 @@ class Model:
                     self._rebase(mine, self.rows[key])
                 else:
                     del self.caches[worker][key]
+
+    def _written(self, mine: Copy) -> bool:
+        if self.s is None or self.drift == 0:
+            return self._past(mine.current, mine.start, 0)
+        return mine.current > mine.start + min(self.s, int(self.drift * mine.start))
 
     def _past(self, clock: int, other: int, margin: int) -> bool:
         return self.s is not None and clock > other + max(0, self.s - margin)

@@ -229,7 +229,7 @@ def test_each_row_is_minus_its_uses_after_several_workers_flushed(clock, capacit
     host = HostTier(tables)
     uses = [{name: np.zeros(KEYS) for name in DIMS} for _ in range(workers)]
     checker = Checker(None if clock == "unbounded" else clock)
-    cache = Cache(clock=clock, capacity=capacity, policy=policy, sample=2)
+    cache = Cache(clock=clock, drift=0, capacity=capacity, policy=policy, sample=2)
     tiers = [CachedTier(host, cache, world=World(w, workers), checker=checker) for w in range(workers)]
     in_step(workers, lambda w, barrier: train_worker(tiers[w], 150, barrier, uses[w]))
     for name, dim in DIMS.items():
@@ -246,7 +246,10 @@ def test_a_bound_keeps_the_staleness_of_every_row_within_it_at_every_read():
     """A copy is compared with the server when its batch is brought, before others go on."""
     workers, tables = 3, counting_tables(3)
     host = HostTier(tables)
-    tiers = [CachedTier(host, Cache(clock=20, capacity=60, sample=1), world=World(w, workers)) for w in range(workers)]
+    tiers = [
+        CachedTier(host, Cache(clock=20, drift=0, capacity=60, sample=1), world=World(w, workers))
+        for w in range(workers)
+    ]
     uses = [{name: np.zeros(KEYS) for name in DIMS} for _ in range(workers)]
     in_step(workers, lambda w, barrier: train_worker(tiers[w], 200, barrier, uses[w]))
     for tier in tiers:
@@ -256,11 +259,24 @@ def test_a_bound_keeps_the_staleness_of_every_row_within_it_at_every_read():
         assert counters["invalid"] > 0
 
 
+def test_a_young_row_is_written_back_sooner_than_an_old_one():
+    tier = CachedTier(HostTier([Table(name="t", dim=2)]), Cache(clock=20, drift=0.1), world=World(0, 2))
+    parts, written = [Part("t", 0, np.array([7]), None, 0)], []
+    for step in range(1000):
+        ticket = fetch(tier, parts, step)
+        written.append(tier.counters()["written_rows"])
+        tier.update(parts, Gradients(np.ones(2, np.float32)), step, ticket)
+    gaps = np.diff(np.flatnonzero(np.diff(written)))
+    assert gaps[0] == 1
+    assert gaps[-1] == 21
+    assert (np.diff(gaps) >= 0).all()
+
+
 def test_adagrads_accumulators_are_the_sums_of_all_workers_squared_gradients():
     workers, tables = 4, counting_tables(4, Adagrad, initial=1.0)
     host = HostTier(tables)
     uses = [{name: np.zeros(KEYS) for name in DIMS} for _ in range(workers)]
-    tiers = [CachedTier(host, Cache(clock=10, capacity=8), world=World(w, workers)) for w in range(workers)]
+    tiers = [CachedTier(host, Cache(clock=10, drift=0, capacity=8), world=World(w, workers)) for w in range(workers)]
     in_step(workers, lambda w, barrier: train_worker(tiers[w], 100, barrier, uses[w]))
     for name, dim in DIMS.items():
         times = np.sum([u[name] for u in uses], axis=0)
@@ -381,7 +397,9 @@ def test_the_only_worker_asks_for_nothing_while_its_copies_are_good():
 def test_good_copies_cost_no_bytes_though_others_train_too():
     """Neither keys nor clocks of good copies travel: what others wrote back comes to a few bytes a row."""
     backing = Counting([Table(name="t", dim=128)])
-    tiers = [CachedTier(backing, Cache(capacity=5000, clock=1000, sample=0), world=World(w, 2)) for w in range(2)]
+    tiers = [
+        CachedTier(backing, Cache(capacity=5000, clock=1000, drift=0, sample=0), world=World(w, 2)) for w in range(2)
+    ]
     parts = [Part("t", 0, np.arange(4000), None, 0)]
     for step in range(10):
         if step == 2:
@@ -455,7 +473,7 @@ def test_each_row_is_minus_its_uses_over_lines_that_break():
 
         def work(w: int, barrier: threading.Barrier) -> None:
             with served([line.address for line in lines[w]], tables) as backing:
-                cache = Cache(clock=20, capacity=12)
+                cache = Cache(clock=20, drift=0, capacity=12)
                 train_worker(CachedTier(backing, cache, world=World(w, workers)), steps, barrier, uses[w])
 
         in_step(workers, work)
@@ -474,7 +492,9 @@ def test_each_row_is_minus_its_uses_though_the_shard_process_is_killed_again_and
     uses = [{name: np.zeros(KEYS) for name in DIMS} for _ in range(workers)]
     process = ShardProcess(folder=tmp_path / "rows")
     backings = [ServedTier([process.address], tables, timeout=60, retry=0.05) for _ in range(workers)]
-    tiers = [CachedTier(b, Cache(clock=20, capacity=12), world=World(w, workers)) for w, b in enumerate(backings)]
+    tiers = [
+        CachedTier(b, Cache(clock=20, drift=0, capacity=12), world=World(w, workers)) for w, b in enumerate(backings)
+    ]
     exchange, exchanged, kills = backings[0].exchange, [0], [threading.Event() for _ in range(3)]
 
     def counted(requests):

@@ -30,11 +30,11 @@ class Exactly(CachedTier):
 class Native:
     """The same caches as a model's, of the native kind."""
 
-    def __init__(self, s: int | None, capacity: int, workers: int) -> None:
+    def __init__(self, s: int | None, capacity: int, workers: int, drift: float = 0) -> None:
         table = Table(name="t", dim=2, optimizer=SGD(lr=float(workers)), init=Fill(value=0.0))  # gradients are averaged
         self.host = HostTier([table])
         clock = "unbounded" if s is None else s
-        settings = Cache(capacity=capacity, policy="lru", clock=clock, sample=0)
+        settings = Cache(capacity=capacity, policy="lru", clock=clock, drift=drift, sample=0)
         self.tiers = [Exactly(self.host, settings, world=World(w, workers)) for w in range(workers)]
         self.tickets: dict[tuple[int, int], list[tuple[list[Part], object]]] = {}
         self.step = 0
@@ -99,12 +99,16 @@ def happen(model: Model, event: Event) -> None:
 
 
 @pytest.mark.parametrize(
-    ("s", "keys", "capacity", "depth"),
-    [(0, 1, 1, 8), (1, 1, 1, 8), (2, 1, 1, 8), (0, 2, 1, 5), (1, 2, 1, 5), (2, 2, 2, 4), (None, 1, 1, 8)],
+    ("s", "keys", "capacity", "depth", "drift"),
+    [
+        *((0, 1, 1, 8, 0), (1, 1, 1, 8, 0), (2, 1, 1, 8, 0), (None, 1, 1, 8, 0)),
+        *((0, 2, 1, 5, 0), (1, 2, 1, 5, 0), (2, 2, 2, 4, 0)),
+        *((2, 1, 1, 8, 0.5), (2, 2, 2, 4, 0.5)),
+    ],
 )
-def test_every_order_of_events_keeps_the_promises_of_a_read(s, keys, capacity, depth):
+def test_every_order_of_events_keeps_the_promises_of_a_read(s, keys, capacity, depth, drift):
     """Whatever two workers do: a read sees the worker's own updates and is within the bound of what the server has."""
-    states = {(m := Model(s, capacity, 2)).state(): m}
+    states = {(m := Model(s, capacity, 2, drift=drift)).state(): m}
     seen = 0
     for _ in range(depth):
         following: dict[tuple[object, ...], Model] = {}
@@ -125,10 +129,11 @@ def margin_of(s: int, workers: int) -> int:
     return CachedTier(HostTier([Table(name="t", dim=1)]), Cache(clock=s), world=World(0, workers)).margin
 
 
+@pytest.mark.parametrize("drift", [0, 0.5])
 @pytest.mark.parametrize("s", [1, 2, 4])
-def test_copies_that_workers_in_step_read_never_differ_by_more_than_twice_the_bound(s):
+def test_copies_that_workers_in_step_read_never_differ_by_more_than_twice_the_bound(s, drift):
     """In step: nobody updates before all have read, or reads again before it has updated. A batch may lack the row."""
-    states = {((m := Model(s, 1, 2, margin_of(s, 2))).state(), (0, 0), (None, None)): m}
+    states = {((m := Model(s, 1, 2, margin_of(s, 2), drift)).state(), (0, 0), (None, None)): m}
     seen, most = set(states), 0
     while states:
         following = {}
@@ -156,11 +161,15 @@ def test_copies_that_workers_in_step_read_never_differ_by_more_than_twice_the_bo
 
 
 @settings(max_examples=300)
-@given(st.sampled_from([(2, 6), (3, 10), (4, 12), (4, 20), (8, 24), (8, 40)]), st.integers(0, 2**32))
-def test_nor_do_those_of_many_workers_who_come_and_go(size, seed):
+@given(
+    st.sampled_from([(2, 6), (3, 10), (4, 12), (4, 20), (8, 24), (8, 40)]),
+    st.sampled_from([0, 0.05, 0.3]),
+    st.integers(0, 2**32),
+)
+def test_nor_do_those_of_many_workers_who_come_and_go(size, drift, seed):
     """The same with bounds that leave room for stale reads: how often each worker uses the row changes now and then."""
     (workers, s), random = size, Random(seed)
-    model, often = Model(s, 1, workers, margin_of(s, workers)), [1.0] * workers
+    model, often = Model(s, 1, workers, margin_of(s, workers), drift), [1.0] * workers
     for _ in range(150):
         if random.random() < 0.05:
             often = [random.choice([0.0, 0.05, 0.2, 0.5, 0.9, 1.0]) for _ in range(workers)]
@@ -173,12 +182,12 @@ def test_nor_do_those_of_many_workers_who_come_and_go(size, seed):
     model.check_end()
 
 
-@pytest.mark.parametrize("s", [0, 1, 2, None])
-def test_the_native_cache_does_what_the_model_does_in_every_order(s):
+@pytest.mark.parametrize(("s", "drift"), [(0, 0), (1, 0), (2, 0), (None, 0), (2, 0.5), (None, 0.5)])
+def test_the_native_cache_does_what_the_model_does_in_every_order(s, drift):
     tried = 0
     around = [("step", 0, 1), ("step", 1, 1)]  # of a second row, for which the first makes room
     for order in itertools.product([*events(2, 1), *around], repeat=3):
-        model, native = Model(s, 1, 2), Native(s, 1, 2)
+        model, native = Model(s, 1, 2, drift=drift), Native(s, 1, 2, drift)
         for event in [("step", 0, 0), ("step", 1, 0), *order]:
             if not possible(model, event):
                 break
@@ -203,9 +212,14 @@ def perform(native: Native, event: Event) -> None:
 class Beside(RuleBasedStateMachine):
     """The model and the native caches, through the same events."""
 
-    @initialize(s=st.sampled_from([0, 1, 2, 5, None]), capacity=st.integers(1, 6), workers=st.integers(2, 3))
-    def begin(self, s: int | None, capacity: int, workers: int) -> None:
-        self.model, self.native = Model(s, capacity, workers), Native(s, capacity, workers)
+    @initialize(
+        s=st.sampled_from([0, 1, 2, 5, None]),
+        capacity=st.integers(1, 6),
+        workers=st.integers(2, 3),
+        drift=st.sampled_from([0, 0.1, 0.5]),
+    )
+    def begin(self, s: int | None, capacity: int, workers: int, drift: float) -> None:
+        self.model, self.native = Model(s, capacity, workers, drift=drift), Native(s, capacity, workers, drift)
 
     @rule(worker=st.integers(0, 2), key=st.integers(0, 5))
     def read(self, worker: int, key: int) -> None:

@@ -21,5 +21,6 @@ def _bench(name: str) -> Callable[[bool], Report]:
 
 
 BENCHES: dict[str, Callable[[bool], Report]] = {
-    name: _bench(name) for name in ("store", "dedup", "hot", "hot_auc", "kernels", "cache", "shard", "hybrid")
+    name: _bench(name)
+    for name in ("store", "dedup", "hot", "hot_auc", "kernels", "cache", "cache_auc", "shard", "hybrid")
 }

@@ -32,6 +32,7 @@ from hotrow.data.steps import Step, schema_after
 from hotrow.embeddings import Embeddings
 from hotrow.models import Model, ModelInputs, build
 from hotrow.plan import Plan
+from hotrow.service.remote import RemoteRows
 from hotrow.store.optimizers import RowWiseAdagrad
 from hotrow.table import Feature, Table
 from hotrow.tiers.cache_check import Checker
@@ -63,7 +64,8 @@ class Work:
     model: dict[str, Any]
     dim: int
     fill: str
-    """A file with keys to use before anything counts: "all.TABLE" once, "hot.TABLE" as often as `PASSES` says."""
+    """A file of what is there before anything counts: "all.TABLE" are keys of this worker's share of the rows and
+    "clocks.TABLE" their clocks; "hot.TABLE" is used as often as `PASSES` says. Either may be left out."""
     warm: int
     """Steps after that, which do not count either."""
     steps: int
@@ -119,7 +121,7 @@ def main(work: Work) -> None:
     model = build(settings, ModelInputs(features, {feature.name: dim for feature in features}, 0))
     trainer = Trainer(embeddings, model, work.workers)
     if work.fill:
-        _fill(embeddings, work.fill)
+        _fill(embeddings, served, work)
     with Pipeline(batches, embeddings, ahead=3, told=embeddings.looks_ahead) as pipeline:
         trainer.steps(pipeline, work.warm)
         print("warm", flush=True)
@@ -163,16 +165,30 @@ class Trainer:
         dist.barrier()
 
 
-def _fill(embeddings: Embeddings, file: str) -> None:
-    """Updates every row once, and those that a long run leaves in a cache a few times."""
-    with np.load(file, allow_pickle=False) as stored:
-        for what, passes in (("all", 1), ("hot", PASSES)):
-            keys = {table: stored[f"{what}.{table}"] for table in embeddings.tables}
-            pieces = -(-sum(map(len, keys.values())) // AT_ONCE)
-            for piece in list(range(pieces)) * passes:
-                batch = Batch.plain({name: [some[piece::pieces].tolist()] for name, some in keys.items()})
-                (1e-3 * embeddings(batch).vectors().sum()).backward()
-                embeddings.step()
+def _fill(embeddings: Embeddings, served: ServedTier, work: Work) -> None:
+    """Gives the shard rows with clocks, and uses those that a long run leaves in a cache a few times."""
+    draw = np.random.default_rng(work.rank)
+    with np.load(work.fill, allow_pickle=False) as stored:
+        for number, table in enumerate(embeddings.tables.values()):
+            if f"all.{table.name}" not in stored:
+                continue
+            keys, clocks = stored[f"all.{table.name}"], stored[f"clocks.{table.name}"].astype(np.uint32)
+            columns = {
+                "keys": keys,
+                "values": draw.uniform(-0.05, 0.05, (len(keys), table.dim)).astype(np.float32),
+                "state": (1e-4 * clocks).astype(np.float32),
+                "clocks": clocks,
+                "uses": clocks,
+                "last": np.zeros(len(keys), np.uint32),
+            }
+            RemoteRows(served.client, table, number).import_(columns)
+        dist.barrier()
+        keys = {table: stored[f"hot.{table}"] for table in embeddings.tables if f"hot.{table}" in stored}
+        pieces = -(-sum(map(len, keys.values())) // AT_ONCE)
+        for piece in list(range(pieces)) * PASSES:
+            batch = Batch.plain({name: [some[piece::pieces].tolist()] for name, some in keys.items()})
+            (1e-3 * embeddings(batch).vectors().sum()).backward()
+            embeddings.step()
     dist.barrier()
 
 

@@ -207,4 +207,5 @@ def peers_table(reports: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], 
 
 def command_of(id: str) -> str:
     """The benchmark that takes a figure."""
-    return "hot_auc" if id == "hot.auc_gap" else id.split(".", 1)[0]
+    bench, figure_of = id.split(".", 1)
+    return f"{bench}_auc" if figure_of == "auc_gap" and bench in ("hot", "cache") else bench

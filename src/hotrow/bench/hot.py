@@ -157,6 +157,15 @@ class Draws:
         found = [np.flatnonzero(chance >= least).astype(np.int64) for chance in chances]
         return [ranks * _spread(rows) % rows for ranks, rows in zip(found, self._sizes, strict=True)]
 
+    def chances(self) -> list[npt.NDArray[np.float64]]:
+        """For each row of each table, by its number, how probable it is."""
+        found = []
+        for rows, cumulative in zip(self._sizes, self._cumulative, strict=True):
+            by_number = np.empty(rows)
+            by_number[np.arange(rows) * _spread(rows) % rows] = np.diff(cumulative, prepend=0.0)
+            found.append(by_number)
+        return found
+
     def batch(self, names: Sequence[str]) -> Drawn:
         numbers = self.numbers(BATCH)
         dense = torch.from_numpy(self._rng.standard_normal((BATCH, DENSE), dtype=np.float32))

@@ -58,6 +58,12 @@ class Cache(Settings):
     )
     popular: int = Field(16, ge=1, description="uses after which policy pinned keeps a row")
     clock: int | Literal["unbounded"] = Field(100, description="updates by which a copy may differ from its row")
+    drift: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="share of a row's updates by which a copy may differ while `clock` allows more; 0: off",
+    )
     ahead: int = Field(2, ge=0, le=64, description="batches that are exchanged for ahead of their step")
     sample: int = Field(64, ge=0, description="of so many rows one is checked at every use, for statistics; 0: none")
 
@@ -138,6 +144,7 @@ class CachedTier(Tier):
             keep=_POLICIES.index(s.policy),
             popular=s.popular,
             bound=s.bound,
+            drift=0.0 if sole else s.drift,
             margin=0 if sole else self.margin,
             sole=sole,
             sample=0 if sole else s.sample,
