@@ -49,6 +49,7 @@ class DeviceLookup(Lookup):
         self._tier = tier
         self._placed = tier.place(grouping)
         super().__init__(batch, layout, grouping, router)
+        self.routed = self._route()  # which says where staged rows begin
         self.offsets, self.weights = self._all_offsets(), self._all_weights()
         self.shape = tier.shape(tuple(self._specs()))
         self._grouped: _Ahead | None = None

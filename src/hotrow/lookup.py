@@ -11,7 +11,8 @@ row's while it updates the row; so until then what was given to `backward` must 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,6 +29,7 @@ from hotrow.tiers.router import Routed, Router
 from hotrow.tiers.tier import Floats, Gradients, Part, Places, Tier, Wait
 
 _POOLINGS = ("sum", "mean", "sequence")
+_NO_KEYS = np.empty(0, np.int64)
 
 
 Only = Callable[[Tier], bool]
@@ -53,6 +55,9 @@ class Layout:
             return order[features[name].table], _POOLINGS.index(features[name].pooling)
 
         self.tables, self._spec = tuple(tables), spec
+        self.whole = [
+            Part(name, t, _NO_KEYS, None, 0) for t, name in enumerate(tables)
+        ]  # for who has keys from a grouping
         self.native = _native.Layout([t.dim for t in tables.values()], [[spec(n) for n in g] for g in groups])
         self.pooled: list[tuple[tuple[str, ...], tuple[int, ...], int]] = []
         self.sequences: list[tuple[str, int, int, int]] = []  # feature, group, place in the group, dim
@@ -83,16 +88,19 @@ class Lookup:
     layout: Layout
     grouping: _native.Grouping
     router: Router
-    routed: Routed = field(init=False)
     training: bool = False
     tickets: list[Any] | None = None
     rows: Tensor | None = None
     results: list[Tensor | None] | None = None
     """Where rows were pooled by their tier: then there are no `rows`."""
+    pooled: bool = False
+    """Whether they were, to be trained on."""
     grads: list[Tensor | None] | None = None
 
-    def __post_init__(self) -> None:
-        self.routed = self._route()
+    @cached_property
+    def routed(self) -> Routed:
+        """What each tier is asked for; laid out when first needed, which is never where one tier pools all rows."""
+        return self._route()
 
     def _route(self) -> Routed:
         tables = self.layout.tables
@@ -111,10 +119,10 @@ class Lookup:
 
     def fetch_results(self, step: int, training: bool) -> bool:
         """As `fetch`, straight into the results, where one tier has all rows and pools; says whether one does."""
-        if len(self.routed) != 1 or not self.routed[0][0].pools:
+        tier, parts = self.router.pooling, self.layout.whole
+        if tier is None or not parts:
             return False
-        tier, parts = self.routed[0]
-        self.training = training
+        self.training = self.pooled = training
         self.results = self.empty_results()
         places = Places(self.grouping, [None if r is None else r.numpy() for r in self.results])
         if training:
@@ -201,6 +209,11 @@ class Lookup:
 
     def update(self, grads: Gradients, step: int) -> None:
         """Hands the gradients to the tiers."""
+        if self.pooled and grads.places is not None:
+            assert self.router.pooling is not None
+            assert self.tickets is not None
+            self.router.pooling.update(self.layout.whole, grads, step, self.tickets[0])
+            return
         self.rest.update(self.routed, grads, step, self.tickets)
 
     def update_first(

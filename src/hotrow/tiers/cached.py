@@ -59,7 +59,7 @@ class Cache(Settings):
     popular: int = Field(16, ge=1, description="uses after which policy pinned keeps a row")
     clock: int | Literal["unbounded"] = Field(100, description="updates by which a copy may differ from its row")
     drift: float = Field(
-        0.01,
+        0.02,
         ge=0,
         le=1,
         description="share of a row's updates by which a copy may differ while `clock` allows more; 0: off",

@@ -46,6 +46,8 @@ class Router:
         holders = {share.tier for shares in plan.shares.values() for share in shares}
         one_each = all(len(shares) == 1 for shares in plan.shares.values())
         self._holder = holders.pop() if one_each and len(holders) == 1 else None  # who has all rows, if one has
+        holder = None if self._holder is None else self.tiers[self._holder]
+        self.pooling = holder if holder is not None and holder.pools else None  # who has them all, and pools them
         self._threads: ThreadPoolExecutor | None = None  # made when tiers are first asked at the same time
 
     @property
