@@ -55,9 +55,8 @@ class Layout:
             return order[features[name].table], _POOLINGS.index(features[name].pooling)
 
         self.tables, self._spec = tuple(tables), spec
-        self.whole = [
-            Part(name, t, _NO_KEYS, None, 0) for t, name in enumerate(tables)
-        ]  # for who has keys from a grouping
+        # All of a batch, for a tier that has its keys from the grouping.
+        self.whole = [Part(name, t, _NO_KEYS, None, 0) for t, name in enumerate(tables)]
         self.native = _native.Layout([t.dim for t in tables.values()], [[spec(n) for n in g] for g in groups])
         self.pooled: list[tuple[tuple[str, ...], tuple[int, ...], int]] = []
         self.sequences: list[tuple[str, int, int, int]] = []  # feature, group, place in the group, dim

@@ -2,7 +2,8 @@
 
 A copy has the clock it was taken over at (start) and its own (current), which counts the updates made to it here. It
 is good while `current <= start + s` and `server <= current + s`; a batch whose copies are all good costs no round
-trip. Writes stay here until the bound, an eviction or `flush`. With s = 0 a row is what the server has when the batch
+trip. Writes stay here until the bound, an eviction or `flush`; those of a young row until it has had more than `drift`
+of the updates it began with, for there a few make a difference. With s = 0 a row is what the server has when the batch
 is exchanged for, and its update is written back before it is read again. Clocks are compared when a batch is exchanged
 for, ahead of its step; what workers in step can do until the read, 2 clocks a worker and batch, is taken off the bound.
 

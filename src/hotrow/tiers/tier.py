@@ -87,8 +87,8 @@ class Tier:
     collective = False
     """Whether all ranks ask it together: then each of them makes the same calls in the same order."""
     pools = False
-    """Whether it pools rows itself, where it has all of a batch: `fetch_results`, `read_results`, and `update` with places.
-    Parts then say which tables these are; the keys are those of the grouping."""
+    """Whether it pools rows itself, where it has all of a batch: `fetch_results`, `read_results`, `update` with places.
+    Parts then say which tables there are; the keys are those of the grouping."""
 
     def __init__(self, tables: Sequence[Table]) -> None:
         self.tables = {table.name: table for table in tables}
