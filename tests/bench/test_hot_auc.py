@@ -2,28 +2,16 @@
 
 import json
 import re
-from concurrent.futures import Executor, Future
 from pathlib import Path
 
 import pytest
 import torch
 
+from executors import Here
 from hotrow.bench import BENCHES, hot, hot_auc
 from hotrow.bench.hot_auc import Gap, Workload
 from hotrow.bench.page import page
 from hotrow.bench.real_logs import FOLDER
-
-
-class Here(Executor):
-    """Runs what it is given at once, in this process."""
-
-    def __init__(self, *given: object) -> None:
-        pass
-
-    def submit(self, call, /, *args, **kwargs):
-        done: Future[object] = Future()
-        done.set_result(call(*args, **kwargs))
-        return done
 
 
 @pytest.fixture
