@@ -3,7 +3,7 @@
 import pytest
 
 from hotrow.bench.page import page
-from hotrow.bench.report import add, missing, new_report, reading, take_turns
+from hotrow.bench.report import add, figure, missing, new_report, reading, take_turns
 
 
 def test_a_figure_is_met_from_its_must_on_and_in_its_own_direction():
@@ -13,6 +13,14 @@ def test_a_figure_is_met_from_its_must_on_and_in_its_own_direction():
     add(report, "c", 33, "bytes", must=32, better="lower")
     add(report, "d", 5, "x")
     assert [r["met"] for r in report["results"]] == [True, False, False, None]
+
+
+def test_shares_are_told_to_the_fourth_place():
+    assert [figure(v, u) for v, u in ((0.8942, "of bytes"), (21.0712, "x"), (0.00012, "AUC"))] == [
+        "0.8942 of bytes",
+        "21.07 x",
+        "0.0001 AUC",
+    ]
 
 
 def test_a_reading_has_median_and_spread():

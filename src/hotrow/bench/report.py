@@ -40,8 +40,8 @@ def told(say: Callable[[str], None]) -> Iterator[None]:
 
 
 def figure(value: float, unit: str) -> str:
-    """A value as people read it."""
-    return f"{value:.{2 if value >= 0.1 else 4}f} {unit}".strip()
+    """A value as people read it; a share and an AUC matter to the fourth place."""
+    return f"{value:.{2 if value >= 1 else 4}f} {unit}".strip()
 
 
 def new_report(name: str, workload: Mapping[str, Any], packages: Sequence[str] = ()) -> Report:
