@@ -184,8 +184,8 @@ void bind_cache(nb::module_& m) {
     m.def("shared_keys", &shared_keys);
     nb::class_<Cache>(m, "Cache")
         .def(nb::new_(&make_cache), nb::kw_only(), nb::arg("stores"), nb::arg("evicts"), nb::arg("capacity"), nb::arg("in_bytes"),
-             nb::arg("keep"), nb::arg("popular"), nb::arg("bound").none(), nb::arg("drift"), nb::arg("margin"), nb::arg("sole"), nb::arg("sample"),
-             nb::arg("shards"), nb::arg("client"))
+             nb::arg("keep"), nb::arg("popular"), nb::arg("bound").none(), nb::arg("drift"), nb::arg("margin"),
+             nb::arg("sole"), nb::arg("sample"), nb::arg("shards"), nb::arg("client"))
         .def("rows", [](const Cache& c) {
             std::vector<size_t> out;
             for (const auto& t : c.tables) out.push_back(t->rows);

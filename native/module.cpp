@@ -15,7 +15,7 @@
 #include "keys_face.hpp"
 #include "owners_face.hpp"
 #include "pooling.hpp"
-#include "spare.hpp"
+#include "spare_face.hpp"
 #include "store.hpp"
 #include "threads.hpp"
 #include "windows_face.hpp"
@@ -373,16 +373,6 @@ void bind_store(nb::module_& m) {
           nb::arg("push").none() = nb::none());
 }
 
-// An array in memory that is kept for the next one when nobody has it any more.
-Array<float> spare_floats(size_t n) {
-    auto* kept = new Memory(Spare::get().take(n * sizeof(float)));
-    nb::capsule owner(kept, [](void* p) noexcept {
-        const std::unique_ptr<Memory> memory(static_cast<Memory*>(p));
-        Spare::get().let_go(std::move(*memory));
-    });
-    return Array<float>(reinterpret_cast<float*>(kept->data()), {n}, owner);
-}
-
 void bind_grouping(nb::module_& m) {
     nb::class_<Layout>(m, "Layout")
         .def("__init__",
@@ -489,9 +479,8 @@ NB_MODULE(_native, m) {
     m.doc() = "Hotrow's native core: row store, grouping, pooling and fused optimizers.";
     m.def("set_threads", [](size_t n) { Pool::get().set_threads(n); });
     m.def("threads", [] { return Pool::get().threads(); });
-    m.def("spare_floats", &spare_floats, nb::arg("n"));
-    m.def("spare_bytes", [] { return Spare::get().bytes(); });
     nb::set_leak_warnings(false);  // torch keeps references past the end of the interpreter
+    bind_spare(m);
     bind_durable(m);
     bind_store(m);
     bind_grouping(m);

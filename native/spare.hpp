@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <iterator>
 #include <mutex>
 #include <utility>
 #include <vector>
