@@ -3,6 +3,7 @@
 The interpreter takes some things that the compiler does not, such as a variable that changes its type in a loop.
 """
 
+import re
 from typing import Any
 
 import triton
@@ -10,7 +11,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from hotrow.kernels.backward import join_kernel, update_kernel
-from hotrow.kernels.chunks import chunk_kernel, single_kernel
+from hotrow.kernels.chunks import chunk_kernel
 from hotrow.kernels.expand import contract_kernel, select_backward_kernel, select_kernel
 from hotrow.kernels.host import gather_kernel, scatter_kernel
 from hotrow.kernels.places import places_kernel
@@ -22,31 +23,33 @@ ONE = {"BLOCKS": (128,), "VECTORS": (8,), "FULL": (True,)}
 TWO = {"BLOCKS": (32, 128), "VECTORS": (4, 8), "FULL": (False, True)}
 BARE = {"WEIGHTED": False, "STAGED": False, "EXPANDED": False}
 RICH = {"WEIGHTED": True, "STAGED": True, "EXPANDED": True}
-SEGMENT = {"KINDS": (2,), "LONG": (1,), "SHORT": (4,), "FIRSTS": (0,), "COUNTS": (1,), "ALL": 1}
-SEGMENTS = {"KINDS": (3, 1), "LONG": (4, 1), "SHORT": (8, 2), "FIRSTS": (0, 2), "COUNTS": (2, 1), "ALL": 4}
-LOOKUP = {"FEATURES": 4, "UNROLL": 2, "OUT_VECTOR": 4}
-UPDATE = {"WIDTH": 128, "UNROLL": 2, "UNIT": 4}
+SEGMENT = {"KINDS": (2,), "TILES": ((1, 2, 4),), "FIRSTS": (0,), "COUNTS": (1,), "ALL": 1}
+SEGMENTS = {"KINDS": (3, 1), "TILES": ((4, 4, 8), (1, 1, 2)), "FIRSTS": (0, 2), "COUNTS": (2, 1), "ALL": 4}
+LOOKUP = {"FEATURES": 4, "UNROLL": 2, "STAGES": 1, "OUT_VECTOR": 4}
+UPDATE = {"WIDTH": 128, "UNROLL": 2, "STAGES": 1, "UNIT": 4}
+STAGED = {"UNROLL": 1, "STAGES": 4}
 PLAIN = {"PLAIN": True, "STAGED": False}
 CLIPPED = {"PLAIN": False, "STAGED": True}
 LISTS = {"EACH": 8, "SEGMENTS": 4, "CLASSES": 2}
 TILE = {"TILE": 4, "BLOCK": 128, "VECTOR": 8}
 
 CASES: list[tuple[Any, str, dict[str, Any]]] = [
-    (lookup_kernel, "ffflilfiilin", {**LOOKUP, **ONE, **BARE, "TILES": (4,)}),
-    (lookup_kernel, "bbfliifiilin", {**LOOKUP, **TWO, **RICH, "TILES": (8, 2)}),
+    (lookup_kernel, "ffflilfiilinn", {**LOOKUP, **ONE, **BARE, "TILES": (4,)}),
+    (lookup_kernel, "ffflilfiilinn", {**LOOKUP, **ONE, **BARE, "TILES": (4,), **STAGED}),
+    (lookup_kernel, "bbfliifiilinn", {**LOOKUP, **TWO, **RICH, "TILES": (8, 2)}),
     (
         places_kernel,
         "iifllflin",
         {"FEATURES": 4, "TILE": 128, "WIDE": 8, "UNIT": 4, "WEIGHTED": True, "FACTORS": True, "NUMBERS": True},
     ),
-    (chunk_kernel, "ilififiiiiiiiiiilnn", {**LISTS, "FACTORS": True, "AHEAD": False}),
-    (chunk_kernel, "ilififiiiiiiiiiilnn", {**LISTS, "CLASSES": 1, "FACTORS": False, "AHEAD": True}),
-    (single_kernel, "iiiiiilnn", LISTS),
-    (update_kernel, "fifiiiiifiiiiffffllflnn", {**UPDATE, **ONE, **SEGMENT, **PLAIN, "FACTORS": False}),
-    (update_kernel, "bifiiiiifiiiifbffllflnn", {**UPDATE, **TWO, **SEGMENTS, **CLIPPED, "FACTORS": True}),
-    (join_kernel, "innffffllfl", {"WIDTH": 128, **ONE, **PLAIN, "KINDS": (2,), "EACH": 4, "UNROLL": 4, "SEGMENTS": 1}),
-    (join_kernel, "innfhffllfl", {"WIDTH": 128, **TWO, **CLIPPED, "KINDS": (0, 2), **LISTS, "UNROLL": 4}),
-    (contract_kernel, "fbiil", {"SEGMENTS": 2, **TILE}),
+    (chunk_kernel, "ilififiiiiiilnn", {**LISTS, "FACTORS": True, "WRITE": True}),
+    (chunk_kernel, "ilififiiiiiilnn", {**LISTS, "CLASSES": 1, "FACTORS": False, "WRITE": False}),
+    (update_kernel, "fifiiiiiffffllfln", {**UPDATE, **ONE, **SEGMENT, **PLAIN, "FACTORS": False}),
+    (update_kernel, "fifiiiiiffffllfln", {**UPDATE, **ONE, **SEGMENT, **PLAIN, "FACTORS": False, **STAGED}),
+    (update_kernel, "bifiiiiifbffllfln", {**UPDATE, **TWO, **SEGMENTS, **CLIPPED, "FACTORS": True}),
+    (join_kernel, "iiiinnffffllfl", {"WIDTH": 128, **ONE, **PLAIN, "KINDS": (2,), "SEGMENTS": 1}),
+    (join_kernel, "iiiinnfhffllfl", {"WIDTH": 128, **TWO, **CLIPPED, "KINDS": (0, 2), **LISTS}),
+    (contract_kernel, "fbiil", {"SEGMENTS": 2, "UNROLL": 4, **TILE}),
     (select_kernel, "fflllnn", TILE),
     (select_backward_kernel, "bblliinn", TILE),
     (runs_kernel, "lliiliiiin", {"TILE": 1024, "TABLES": True}),
@@ -68,4 +71,5 @@ def compiled(kernel: Any, types: str, given: dict[str, Any]) -> Any:
 if __name__ == "__main__":
     for kernel, types, given in CASES:
         ptx = compiled(kernel.jit, types, given).asm["ptx"]
-        print(kernel.jit.fn.__name__, "wide loads:", ptx.count("ld.global.v4"))
+        wide = re.findall(r"ld\.global\S*\.v4|cp\.async\.cg\.shared\.global", ptx)  # the latter is 16 bytes always
+        print(kernel.jit.fn.__name__, "wide loads:", len(wide))

@@ -1,56 +1,58 @@
-"""The work lists name every sorted lookup once, and are those of the twins."""
+"""The work list names every sorted lookup once, and is the twin's."""
 
 import pytest
 import torch
 from cases import make
 
 from hotrow.kernels import Rule, TableSpec, group
-from hotrow.kernels.chunks import SPAN_SIZE, chunk_twin, single_twin, singles_twin
+from hotrow.kernels.chunks import KIND_COUNT, SPAN_SIZE, list_twin
 
 
-def listed(counts: torch.Tensor, classes: int) -> torch.Tensor:
-    """Which entries of a list are taken."""
-    each = counts.view(classes, -1).sum(0)
-    return (torch.arange(SPAN_SIZE)[None, :] < each[:, None]).reshape(-1)
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-def test_the_lists_are_the_twins_and_name_every_lookup_once(device: str, ahead: bool) -> None:
+@pytest.mark.parametrize("hot", [0.0, 0.4, 0.9])
+def test_the_list_is_the_twins_and_names_every_lookup_once(device: str, hot: float) -> None:
     specs = [TableSpec(300, 8), TableSpec(40, 20, Rule("sgd")), TableSpec(90, 8, staged=20)]
-    case = make(device, specs, [([(0, "sum"), (1, "sum"), (2, "sum")], 200, None)], longest=5, hot=0.4)
-    g, layout = group(case.tables, case.shape, case.slots, case.offsets, ahead=ahead), case.tables.layout.cpu()
-    rows, places = g.rows.cpu(), g.places.cpu()
-    counts, *expected = chunk_twin(rows, places, layout, 2)
-    assert torch.equal(g.counts.cpu(), counts)
-    taken = listed(counts, 2)[: len(rows)]
-    found = [t.cpu()[taken] for t in (g.begins, g.infos, g.slots, g.firsts)]
-    for ours, twins in zip(found, expected, strict=True):
-        assert torch.equal(ours, twins[taken])
-
-    order = torch.sort(case.slots.cpu(), stable=True)[1]
-    batch_places, batch_singles = torch.empty_like(places), torch.empty_like(places)
-    batch_places[order], batch_singles[order] = places, singles_twin(rows)
-    if ahead:
-        counts, *expected = single_twin(batch_singles, batch_places, layout, 2, falling=False)
-    else:
-        counts, *expected = single_twin(singles_twin(rows), places, layout, 2, falling=True)
-    assert torch.equal(g.single_counts.cpu(), counts)
-    taken = listed(counts, 2)[: len(rows)]
-    singles = [t.cpu()[taken] for t in (g.single_at, g.single_slots, g.single_firsts)]
-    for ours, twins in zip(singles, expected, strict=True):
-        assert torch.equal(ours, twins[taken])
-
-    covered = torch.zeros(len(rows), dtype=torch.int64)
-    for begin, info, slot, _ in zip(*(t.tolist() for t in found), strict=True):
-        length = info & 255
-        covered[begin : begin + length] += 1
-        assert begin // SPAN_SIZE == (begin + length - 1) // SPAN_SIZE
-        assert (rows[begin : begin + length] == slot).all()
-    position = torch.empty_like(order)
-    position[order] = torch.arange(len(order))
-    covered[position[singles[0].long()] if ahead else singles[0].long()] += 1
+    case = make(device, specs, [([(0, "sum"), (1, "sum"), (2, "sum")], 200, None)], longest=5, hot=hot)
+    g = group(case.tables, case.shape, case.slots, case.offsets)
+    rows = g.rows.cpu()
+    ends, *expected = list_twin(rows, g.places.cpu(), case.tables.layout.cpu(), 2)
+    assert torch.equal(g.ends.cpu(), ends)
+    spans = -(-len(rows) // SPAN_SIZE)
+    bounds = [0, *ends[spans - 1 :: spans].tolist()]
+    found = [t.cpu() for t in (g.begins, g.infos, g.slots, g.firsts)]
+    covered, touched = torch.zeros(len(rows), dtype=torch.int64), []
+    for kind in range(2 * KIND_COUNT):
+        entries = slice(bounds[kind], bounds[kind + 1])
+        single = kind % KIND_COUNT == KIND_COUNT - 1
+        for i, (ours, twins) in enumerate(zip(found, expected, strict=True)):
+            if not (single and i == 1):  # single lookups have no info
+                assert torch.equal(ours[entries], twins[entries])
+        for begin, info, slot in zip(*(t[entries].tolist() for t in found[:3]), strict=True):
+            length, begins = (1, True) if single else (info & 255, info & 256 == 0)
+            covered[begin : begin + length] += 1
+            assert (rows[begin : begin + length] == slot).all()
+            touched += [slot] if begins else []
     assert (covered == 1).all()
-    assert 50 < len(singles[0]) < len(rows) - 50
+    assert sorted(touched) == rows.unique().tolist()
+    joined = slice(bounds[-2], bounds[-1])
+    assert torch.equal(found[2][joined], expected[2][joined]) and torch.equal(found[0][joined], expected[0][joined])
+    counts = torch.bincount(rows.long())
+    assert (counts[found[2][joined].long()] > SPAN_SIZE).all()
+    assert set(found[2][joined].tolist()) >= set(torch.nonzero(counts > 2 * SPAN_SIZE).flatten().tolist())
+    assert (bounds[-1] > bounds[-2]) == (hot > 0)
+
+
+@pytest.mark.parametrize("count", [1, 2, 64, 65, 127, 128, 129, 192, 193, 500])
+@pytest.mark.parametrize("before", [0, 1, 63])
+def test_a_row_is_one_entry_unless_it_reaches_over_a_whole_span(device: str, before: int, count: int) -> None:
+    """A row of `count` lookups behind `before` others: on a border of spans, over it, over many."""
+    layout = torch.tensor([[0, 10, 4, 0, 0, 0, 0, 0]])
+    rows = torch.cat([torch.zeros(before), torch.ones(count), torch.full((5,), 2)]).to(torch.int32)
+    _, begins, infos, slots, _ = list_twin(rows, rows, layout, 1)
+    mine = [(b, i) for b, i, s in zip(begins.tolist(), infos.tolist(), slots.tolist(), strict=True) if s == 1]
+    if (before + count - 1) // SPAN_SIZE - before // SPAN_SIZE < 2:
+        assert mine == [(before, count)]
+    else:  # and once as a row to be joined
+        assert sum(i & 255 for _, i in mine[:-1]) == count and mine[-1][0] == before
 
 
 def test_sorted_lookups_keep_the_batches_order_within_a_row(device: str) -> None:

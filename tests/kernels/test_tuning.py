@@ -49,4 +49,4 @@ def test_wide_rows_always_have_one_warp() -> None:
 def test_a_tile_fits_every_class() -> None:
     assert Config(1024, 4, 1).tiles([4, 128, 1024]) == (256, 8, 1)
     assert Config(16, 4, 2).tiles([4, 128, 1024]) == (64, 2, 1)
-    assert Config(1024, 4, 2).least_tiles([4, 128, 1024]) == (64, 2, 1)
+    assert Config(1024, 4, 2).tiles([4, 128, 1024], 128) == (64, 2, 1)

@@ -108,7 +108,7 @@ def _measure(
     grad = torch.randn(_results(workload), device="cuda")
     tables = make_tables(workload)
     shape = BatchShape(tables, [_group(workload, workload.batch)])
-    groupings = [group_numbers(tables, shape, *pair, ahead=True) for pair in data]
+    groupings = [group_numbers(tables, shape, *pair) for pair in data]
     if tuned:
         tune(tables, shape, groupings[0][0], data[0][1], groupings[0][1])
     given = _given(tables, shape, data, groupings, grad)
@@ -138,7 +138,7 @@ def _measure_repeated(report: Report, workload: Workload, batches: int, rounds: 
     tables = make_tables(workload)
     shape = BatchShape(tables, [_group(small, unique)._replace(expanded=workload.batch)])
     members = Members.of(inverse, unique)
-    groupings = [group_numbers(tables, shape, *pair, ahead=True) for pair in data]
+    groupings = [group_numbers(tables, shape, *pair) for pair in data]
     mine = {
         "given": _given(tables, shape, data, groupings, grad, members),
         "counted": _counted(tables, shape, data, grad, inverse),

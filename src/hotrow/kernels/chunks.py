@@ -1,15 +1,15 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
-"""The work lists of the backward pass: chunks of lookups that share a row, and rows that have one lookup only.
+"""The work list of the backward pass: what each touched row's gradient is summed from, in pieces of about equal size.
 
-Lookups sorted by row are cut into spans of 64. A *chunk* is the lookups of one row within a span, so a row of many
-lookups is many chunks, which run side by side and are joined afterwards; whether a row goes on in the next span is
-seen from the two lookups at the border. Chunks stand longest first: those that one program handles together are about
-equally long. Rows of a *single* lookup, most rows of most batches, need no sum and have a list of their own.
-Either list has as much room in a span as there are lookups, so nothing has to be counted over spans first; no atomics:
-the lists are the same each time.
+Lookups sorted by row are cut into spans of 64. A row whose lookups lie in one span or two is one *chunk*; a longer one
+is a chunk in each span it reaches, which run side by side and are joined afterwards. So most rows are one entry of the
+list, and what an entry is can be seen from the lookups around a border. Entries stand by class of table, then by
+kind, long chunks before short ones and rows of a *single* lookup, and in the order of rows: so programs at work
+on different kinds are at the same table, whose gradients are in the cache. Behind them the list names the rows that
+have to be joined.
 
-A grouping made ahead of time lists single lookups by spans of the batch instead (`single_kernel`): neighbours then
-belong to one bag and read one gradient. That costs two trips through memory, so one made in the step does without.
+The list has no gaps, so a program finds its entries by their number alone: spans are counted, a running sum says where
+each begins, and then they are written. No atomics: the list is the same each time.
 """
 
 from __future__ import annotations
@@ -23,8 +23,13 @@ from hotrow.kernels.tables import CLASS, FIRST, LAYOUT_COLUMNS
 SPAN_SIZE = 64
 SPAN = constant(SPAN_SIZE)
 SPANS_EACH = 8  # spans that one program lists
-FROM_BEFORE = constant(1 << 8)  # bits of a chunk's `info` beside its length: the row began in an earlier span
-GOES_ON = constant(1 << 9)  # the row goes on in the next span
+FROM_BEFORE = constant(1 << 8)  # bits of a chunk's `info` beside its length: a part of a row that began before
+GOES_ON = constant(1 << 9)  # a part of a row that goes on behind
+
+# Kinds of entries of a class: long chunks and parts, chunks of two to four lookups, single lookups.
+KIND_COUNT = 3
+LIST_KINDS = constant(KIND_COUNT)
+LONG, SHORT, SINGLE = (constant(i) for i in range(KIND_COUNT))
 
 
 @jit
@@ -45,39 +50,45 @@ def segment_of(layout, slot, SEGMENTS: tl.constexpr):
 
 
 @jit
-def _kind(layout, slot, SEGMENTS: tl.constexpr, CLASSES: tl.constexpr):
-    """The class of each slot."""
-    if CLASSES > 1:
-        kind = tl.load(layout + segment_of(layout, slot, SEGMENTS) * LAYOUT_COLUMNS + CLASS).to(tl.int32)
-    else:
-        kind = tl.zeros_like(slot)
-    return kind
+def list_end(ends, kind, spans):
+    """Where entries of a kind end, counted over all classes; those of kind -1 end where the list begins."""
+    return tl.load(ends + (kind + 1) * spans - 1, mask=kind >= 0, other=0)
 
 
 @jit
-def _list_singles(
-    single, lookup, slot, place, kind, span, spans, counts, at, slots, firsts, CLASSES: tl.constexpr
-):  # fmt: skip
-    """Writes the single lookups of some spans side by side, class after class."""
-    start = span * SPAN
-    for c in tl.static_range(CLASSES):
-        mine = single & (kind == c)
-        to = start[:, None] + tl.cumsum(mine.to(tl.int32), 1) - 1
-        tl.store(slots + to, slot, mask=mine)
-        tl.store(firsts + to, place, mask=mine)
-        tl.store(at + to, lookup, mask=mine)
-        count = tl.sum(mine.to(tl.int32), 1)
-        tl.store(counts + c * spans + span, count, mask=span < spans)
-        start += count
+def _begin(ends, kind, span, spans):
+    """Where the entries of a kind that some spans have begin."""
+    at = kind * spans + span
+    return tl.load(ends + at - 1, mask=(at > 0) & (span < spans), other=0)
+
+
+@jit
+def _class(layout, slot, SEGMENTS: tl.constexpr, CLASSES: tl.constexpr):
+    """The class of each slot."""
+    if CLASSES > 1:
+        found = tl.load(layout + segment_of(layout, slot, SEGMENTS) * LAYOUT_COLUMNS + CLASS).to(tl.int32)
+    else:
+        found = tl.zeros_like(slot)
+    return found
+
+
+@jit
+def _border(rows, span, lookups):
+    """The slots around the end of some spans: the last, the first behind it, and the first of the span after that."""
+    border = (span + 1) * SPAN
+    last = tl.load(rows + border - 1, mask=border <= lookups, other=-2)
+    behind = tl.load(rows + border, mask=border < lookups, other=-1)
+    further = tl.load(rows + border + SPAN, mask=border + SPAN < lookups, other=-1)
+    return last, behind, further
 
 
 @kernel("lookups", "spans")
 def chunk_kernel(
-    rows, order, places, factors, sorted_places, sorted_factors, counts, begins, infos, slots, firsts, singles,
-    single_counts, single_at, single_slots, single_firsts, layout, lookups, spans,
-    EACH: tl.constexpr, SEGMENTS: tl.constexpr, CLASSES: tl.constexpr, FACTORS: tl.constexpr, AHEAD: tl.constexpr,
+    rows, order, places, factors, sorted_places, sorted_factors, counts, ends, begins, infos, slots, firsts, layout,
+    lookups, spans,
+    EACH: tl.constexpr, SEGMENTS: tl.constexpr, CLASSES: tl.constexpr, FACTORS: tl.constexpr, WRITE: tl.constexpr,
 ):  # fmt: skip
-    """Some spans of sorted lookups: places and factors in sorted order, their chunks, and their single lookups.
+    """Some spans of sorted lookups: first their entries are counted, then written, with places and factors sorted.
 
     A span is read from its end to its beginning: so the next head behind a lookup is a running maximum.
     """
@@ -85,129 +96,102 @@ def chunk_kernel(
     column = (-tl.arange(0, SPAN) + (SPAN - 1))[None, :]
     lookup = (span * SPAN)[:, None] + column
     live = lookup < lookups
-    source = tl.load(order + lookup, mask=live, other=0)
     slot = tl.load(rows + lookup, mask=live, other=0)
     before = tl.load(rows + lookup - 1, mask=live & (lookup > 0), other=-1)
     after = tl.load(rows + lookup + 1, mask=lookup + 1 < lookups, other=-1)
-    place = tl.load(places + source, mask=live, other=0)
-    tl.store(sorted_places + lookup, place, mask=live)
-    if FACTORS:
-        tl.store(sorted_factors + lookup, tl.load(factors + source, mask=live, other=0.0), mask=live)
     new = slot != before
     single = live & new & (slot != after)
-    head = live & (new | (column == 0)) & (single == 0)
-    last = (after != slot) | (column == SPAN - 1)
-    length = -tl.associative_scan(tl.where(last, -(lookup + 1), -2147483647), 1, _later) - lookup
-    border = (span + 1) * SPAN
-    behind = tl.load(rows + border, mask=border < lookups, other=-1)
-    goes_on = (lookup + length == border[:, None]) & (behind[:, None] == slot)
-    info = length + tl.where(new, 0, FROM_BEFORE) + tl.where(goes_on, GOES_ON, 0)
-    # Four buckets by length, longest first, counted by one sum: eight bits each.
-    shift = ((length <= 16).to(tl.int32) + (length <= 4).to(tl.int32) + (length <= 2).to(tl.int32)) * 8
-    one = tl.full([EACH, SPAN], 1, tl.int32) << shift
-    kind = _kind(layout, slot, SEGMENTS, CLASSES)
-    if AHEAD:
-        tl.store(singles + source, tl.where(single, slot, -1), mask=live)
-    else:
-        _list_singles(
-            single,
-            lookup,
-            slot,
-            place,
-            kind,
-            span,
-            spans,
-            single_counts,
-            single_at,
-            single_slots,
-            single_firsts,
-            CLASSES,
-        )
+    last, behind, further = _border(rows, span, lookups)
+    # A row that began in the span before and ends in this one is that span's.
     start = span * SPAN
+    earlier = tl.load(rows + start - SPAN - 1, mask=(start > SPAN) & (start < lookups), other=-1)
+    first = tl.load(rows + start, mask=start < lookups, other=0)
+    taken = (earlier != first) & (behind != first)
+    head = live & (new | ((column == 0) & (taken[:, None] == 0))) & (single == 0)
+    ending = (after != slot) | (column == SPAN - 1)
+    length = -tl.associative_scan(tl.where(ending, -(lookup + 1), -2147483647), 1, _later) - lookup
+    reaches = (lookup + length == (start + SPAN)[:, None]) & (behind[:, None] == slot)
+    next_span = (start + SPAN)[:, None] + tl.arange(0, SPAN)[None, :]
+    next_slot = tl.load(rows + next_span, mask=next_span < lookups, other=-1)
+    over = tl.sum((next_slot == last[:, None]).to(tl.int32), 1)
+    long = reaches & ((further[:, None] == slot) | (new == 0))
+    length += tl.where(reaches & (long == 0), over[:, None], 0)
+    info = length + tl.where(new, 0, FROM_BEFORE) + tl.where(long, GOES_ON, 0)
+    which = _class(layout, slot, SEGMENTS, CLASSES)
+    if WRITE:
+        source = tl.load(order + lookup, mask=live, other=0)
+        place = tl.load(places + source, mask=live, other=0)
+        tl.store(sorted_places + lookup, place, mask=live)
+        if FACTORS:
+            tl.store(sorted_factors + lookup, tl.load(factors + source, mask=live, other=0.0), mask=live)
+    # Four buckets by length, counted by one sum: eight bits each. Two are long, and parts are of the first; two are short.
+    shorter = (length <= 16).to(tl.int32) + (length <= 4).to(tl.int32) + (length <= 2).to(tl.int32)
+    shift = tl.where(info < FROM_BEFORE, shorter, 0) * 8
+    one = tl.full([EACH, SPAN], 1, tl.int32) << shift
     for c in tl.static_range(CLASSES):
-        mine = head & (kind == c)
-        counted = tl.cumsum(tl.where(mine, one, 0), 1)
+        only = (single & (which == c)).to(tl.int32)
+        mine = head & (which == c)
         total = tl.sum(tl.where(mine, one, 0), 1)
-        longer = (total << 8) + (total << 16) + (total << 24)  # of each bucket: those before it
-        to = start[:, None] + (((counted + longer[:, None]) >> shift) & 255) - 1
-        tl.store(begins + to, lookup, mask=mine)
-        tl.store(infos + to, info, mask=mine)
-        tl.store(slots + to, slot, mask=mine)
-        tl.store(firsts + to, place, mask=mine)
-        count = tl.sum(mine.to(tl.int32), 1)
-        tl.store(counts + c * spans + span, count, mask=span < spans)
-        start += count
+        if WRITE:
+            longer = ((total & 0x00FF00FF) << 8)[:, None]  # of the second bucket of a kind: those in the first
+            within = (((tl.cumsum(tl.where(mine, one, 0), 1) + longer) >> shift) & 255) - 1
+            long_begin = _begin(ends, c * LIST_KINDS + LONG, span, spans)
+            short_begin = _begin(ends, c * LIST_KINDS + SHORT, span, spans)
+            to = tl.where(shift < 16, long_begin[:, None], short_begin[:, None]) + within
+            tl.store(begins + to, lookup, mask=mine)
+            tl.store(infos + to, info, mask=mine)
+            tl.store(slots + to, slot, mask=mine)
+            tl.store(firsts + to, place, mask=mine)
+            to = _begin(ends, c * LIST_KINDS + SINGLE, span, spans)[:, None] + tl.cumsum(only, 1) - 1
+            tl.store(begins + to, lookup, mask=only > 0)
+            tl.store(slots + to, slot, mask=only > 0)
+            tl.store(firsts + to, place, mask=only > 0)
+        else:
+            to = counts + c * LIST_KINDS * spans + span
+            each = (total & 0x00FF00FF) + ((total >> 8) & 0x00FF00FF)
+            tl.store(to + LONG * spans, each & 255, mask=span < spans)
+            tl.store(to + SHORT * spans, each >> 16, mask=span < spans)
+            tl.store(to + SINGLE * spans, tl.sum(only, 1), mask=span < spans)
+    joined = live & new & long
+    if WRITE:
+        to = _begin(ends, CLASSES * LIST_KINDS, span, spans)[:, None] + tl.zeros_like(lookup)
+        tl.store(begins + to, lookup, mask=joined)
+        tl.store(slots + to, slot, mask=joined)
+    else:
+        to = counts + CLASSES * LIST_KINDS * spans + span
+        tl.store(to, tl.sum(joined.to(tl.int32), 1), mask=span < spans)
 
 
-@kernel("lookups", "spans")
-def single_kernel(
-    singles, places, counts, slots, firsts, at, layout, lookups, spans, EACH: tl.constexpr, SEGMENTS: tl.constexpr,
-    CLASSES: tl.constexpr,
-):  # fmt: skip
-    """Some spans of the batch's lookups: the slots and places of the single ones, side by side."""
-    span = tl.program_id(0) * EACH + tl.arange(0, EACH)
-    lookup = (span * SPAN)[:, None] + tl.arange(0, SPAN)[None, :]
-    live = lookup < lookups
-    slot = tl.load(singles + lookup, mask=live, other=-1)
-    place = tl.load(places + lookup, mask=live, other=0)
-    kind = _kind(layout, tl.maximum(slot, 0), SEGMENTS, CLASSES)
-    _list_singles(slot >= 0, lookup, slot, place, kind, span, spans, counts, at, slots, firsts, CLASSES)
+def list_twin(rows: Tensor, places: Tensor, layout: Tensor, classes: int) -> tuple[Tensor, ...]:
+    """What the kernel lists: ends of each kind by spans; and of each entry its begin, info, slot and first place.
 
-
-def chunk_twin(rows: Tensor, places: Tensor, layout: Tensor, classes: int) -> tuple[Tensor, ...]:
-    """What `chunk_kernel` writes of chunks: counts, begins, infos, slots and first places; `places` are sorted."""
-    new = torch.ones(len(rows) + 1, dtype=torch.bool, device=rows.device)
-    new[1:-1] = rows[1:] != rows[:-1]
-    head = new[:-1].clone()
-    head[::SPAN_SIZE] = True
-    begin = torch.nonzero(head).squeeze(1)
-    end = torch.cat([begin[1:], begin.new_tensor([len(rows)])])
-    chunk = ~(new[begin] & new[begin + 1])
-    begin, end = begin[chunk], end[chunk]
-    length, slot, span = end - begin, rows[begin], begin // SPAN_SIZE
-    info = length + (~new[begin]) * (1 << 8) + (~new[end]) * (1 << 9)
-    bucket = (length <= 16).long() + (length <= 4).long() + (length <= 2).long()
-    kind = layout[_segments(slot, layout), 5]
-    by = torch.argsort(((span * classes + kind) * 4 + bucket) * SPAN_SIZE + (SPAN_SIZE - 1 - begin % SPAN_SIZE))
-    counts, to = _room(span[by], kind[by], -(-len(rows) // SPAN_SIZE), classes)
-    return counts, *(_spread(t[by], to, len(rows)) for t in (begin, info, slot, places[begin]))
-
-
-def single_twin(singles: Tensor, places: Tensor, layout: Tensor, classes: int, *, falling: bool) -> tuple[Tensor, ...]:
-    """The list of single lookups: counts, lookups, slots and places.
-
-    `singles` are as `singles_twin` gives them; `falling` if a span is listed from its end, as `chunk_kernel` does.
+    `rows` and `places` are sorted by row.
     """
-    at = torch.nonzero(singles >= 0).squeeze(1)
-    kind = layout[_segments(singles[at], layout), 5]
-    within = SPAN_SIZE - 1 - at % SPAN_SIZE if falling else at % SPAN_SIZE
-    at = at[torch.argsort((at // SPAN_SIZE * classes + kind) * SPAN_SIZE + within)]
-    kind = layout[_segments(singles[at], layout), 5]
-    counts, to = _room(at // SPAN_SIZE, kind, -(-len(singles) // SPAN_SIZE), classes)
-    return counts, *(_spread(t, to, len(singles)) for t in (at, singles[at], places[at]))
-
-
-def singles_twin(rows: Tensor) -> Tensor:
-    """For each sorted lookup its slot if it is its row's only one, else -1."""
-    new = torch.ones(len(rows) + 1, dtype=torch.bool, device=rows.device)
+    n, device = len(rows), rows.device
+    spans = -(-n // SPAN_SIZE)
+    new = torch.ones(n + 1, dtype=torch.bool, device=device)
     new[1:-1] = rows[1:] != rows[:-1]
-    return torch.where(new[:-1] & new[1:], rows, -1)
+    run = torch.nonzero(new).squeeze(1)  # where each row begins, and the end
+    touched = (run[1:] - 1) // SPAN_SIZE - run[:-1] // SPAN_SIZE
+    long = torch.repeat_interleave(touched > 1, run[1:] - run[:-1])
+    begin = torch.nonzero(new[:-1] | (long & (torch.arange(n, device=device) % SPAN_SIZE == 0))).squeeze(1)
+    length = torch.diff(begin, append=begin.new_tensor([n]))
+    part = long[begin]
+    info = length + (~new[begin]) * (1 << 8) + (part & ~new[begin + length]) * (1 << 9)
+    bucket = (length <= 16).long() + (length <= 4).long() + (length <= 2).long() + (length <= 1).long()
+    bucket[part] = 0  # of five: two are of long chunks, two of short ones, the last of single lookups
+    which = layout[torch.searchsorted(layout[:, 0].contiguous(), rows[begin].long(), right=True) - 1, 5]
+    joined = torch.nonzero(part & new[begin]).squeeze(1)
+    kind = torch.cat([which * KIND_COUNT + bucket // 2, torch.full_like(joined, classes * KIND_COUNT)])
+    entry = torch.cat([torch.arange(len(begin), device=device), joined])
+    group = kind * spans + begin[entry] // SPAN_SIZE
+    by = torch.argsort((group * 5 + bucket[entry]) * SPAN_SIZE + SPAN_SIZE - 1 - begin[entry] % SPAN_SIZE)
+    counts = torch.bincount(group, minlength=(classes * KIND_COUNT + 1) * spans)
+    listed = [t[entry[by]] for t in (begin, info, rows[begin], places[begin])]
+    return torch.cumsum(counts, 0).to(torch.int32), *(_padded(t, n + spans) for t in listed)
 
 
-def _room(span: Tensor, kind: Tensor, spans: int, classes: int) -> tuple[Tensor, Tensor]:
-    """How many entries each class has in each span, and where entries in the order of spans go."""
-    counts = torch.bincount(kind * spans + span, minlength=classes * spans)
-    each = torch.bincount(span, minlength=spans)
-    begins = torch.cumsum(each, 0) - each
-    to = span * SPAN_SIZE + torch.arange(len(span), device=span.device) - begins[span]
-    return counts.to(torch.int32), to
-
-
-def _spread(entries: Tensor, to: Tensor, room: int) -> Tensor:
+def _padded(entries: Tensor, room: int) -> Tensor:
     out = torch.zeros(room, dtype=torch.int32, device=entries.device)
-    out[to] = entries.to(torch.int32)
+    out[: len(entries)] = entries.to(torch.int32)
     return out
-
-
-def _segments(slots: Tensor, layout: Tensor) -> Tensor:
-    return torch.searchsorted(layout[:, 0].contiguous(), slots.long(), right=True) - 1

@@ -19,7 +19,7 @@ from hotrow.kernels.shape import BLOCKS, COLUMNS, FROM, MEMBERS, SAMPLES, SEGMEN
 @kernel()
 def contract_kernel(
     out, grads, members, member_starts, segments, SEGMENTS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
-    VECTOR: tl.constexpr,
+    VECTOR: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """A tile of unique samples by a block of columns; segments without members are copied."""
     program = tl.program_id(0)
@@ -40,16 +40,19 @@ def contract_kernel(
         member = tl.load(member_starts + group + sample, mask=live, other=0)
         count = tl.load(member_starts + group + sample + 1, mask=live, other=0) - member
         most = tl.max(count, 0)
-        for m in range(most):
-            has = m < count
-            row = tl.load(members + member + m, mask=has, other=0).to(tl.int64)
-            place = (row * width)[:, None] + columns[None, :]
-            total += tl.load(source + place, mask=has[:, None] & inside, other=0.0).to(tl.float32)
+        for m in range(0, most, UNROLL):
+            for j in tl.static_range(UNROLL):
+                has = m + j < count
+                row = tl.load(members + member + m + j, mask=has, other=0).to(tl.int64)
+                at_row = source + (row * width)[:, None] + columns[None, :]
+                inner = has[:, None] & inside
+                total += tl.load(at_row, mask=inner, other=0.0, eviction_policy="evict_first").to(tl.float32)
     else:
         place = (sample.to(tl.int64) * width)[:, None] + columns[None, :]
         total += tl.load(source + place, mask=live[:, None] & inside, other=0.0).to(tl.float32)
     place = (sample.to(tl.int64) * width)[:, None] + columns[None, :]
-    tl.store(out + tl.load(at + TO) // VECTOR * VECTOR + place, total, mask=live[:, None] & inside)
+    to = out + tl.load(at + TO) // VECTOR * VECTOR + place
+    tl.store(to, total, mask=live[:, None] & inside, eviction_policy="evict_last")  # the update reads it next
 
 
 def contract_twin(grads: Tensor, members: Tensor, member_starts: Tensor, segments: Tensor, size: int) -> Tensor:

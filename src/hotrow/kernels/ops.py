@@ -15,15 +15,7 @@ from torch import Tensor
 
 from hotrow.kernels.backend import power_of_two, runs_kernels, vector_of
 from hotrow.kernels.backward import join_kernel, update_kernel, update_twin
-from hotrow.kernels.chunks import (
-    SPAN_SIZE,
-    SPANS_EACH,
-    chunk_kernel,
-    chunk_twin,
-    single_kernel,
-    single_twin,
-    singles_twin,
-)
+from hotrow.kernels.chunks import KIND_COUNT, SPAN_SIZE, SPANS_EACH, chunk_kernel, list_twin
 from hotrow.kernels.expand import (
     contract_kernel,
     contract_twin,
@@ -34,11 +26,10 @@ from hotrow.kernels.expand import (
 )
 from hotrow.kernels.places import WIDE, places_kernel, places_twin
 from hotrow.kernels.pooling import lookup_kernel, lookup_twin
-from hotrow.kernels.shape import CONTRACT_BLOCK, CONTRACT_TILE
+from hotrow.kernels.shape import CONTRACT_BLOCK, CONTRACT_TILE, CONTRACT_UNROLL
 from hotrow.kernels.unique import run_numbers, runs_kernel, sorted_order, unique_twin
 
-JOIN_EACH = 4  # borders that one program looks at
-JOIN_UNROLL = 8  # parts of a row that are asked for at once
+JOIN_PROGRAMS = 1056  # enough for the longest row to be one of the first
 
 
 def operation(name: str, mutates_args: Sequence[str]) -> Callable[[Callable[..., Any]], Any]:
@@ -85,7 +76,9 @@ def lookup(
     full: Sequence[bool],
     tiles: Sequence[int],
     unroll: int,
+    stages: int,
     warps: int,
+    rounds: int,
 ) -> Tensor:
     """Results of a batch, flat: see `BatchShape`."""
     if not runs_kernels(slots):
@@ -96,8 +89,8 @@ def lookup(
     if programs:
         lookup_kernel[(programs,)](
             out, values, staged, staged_at, slots, offsets, slots if weights is None else weights, members,
-            member_starts, features, units, even, power_of_two(len(features)), tuple(blocks), tuple(tiles),
-            tuple(vectors), tuple(full), unroll, out_vector, weights is not None, staged.numel() > 0, expanded,
+            member_starts, features, units, even, rounds, power_of_two(len(features)), tuple(blocks), tuple(tiles),
+            tuple(vectors), tuple(full), unroll, stages, out_vector, weights is not None, staged.numel() > 0, expanded,
             num_warps=warps,
         )  # fmt: skip
     return out
@@ -148,10 +141,10 @@ def _(numbers, offsets, weights, features, units, even, programs, lookups, unit,
 
 @operation("hotrow::chunks", mutates_args=())
 def chunks(
-    rows: Tensor, order: Tensor, places: Tensor, factors: Tensor | None, layout: Tensor, classes: int, ahead: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Sorted places and factors; of chunks the counts, begins, infos, slots and first places; of single lookups the
-    counts, lookups (sorted ones, or the batch's if `ahead`), slots and places."""
+    rows: Tensor, order: Tensor, places: Tensor, factors: Tensor | None, layout: Tensor, classes: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Places and factors sorted by row; the ends of each kind of entries; and of entries the begins, infos, slots and
+    first places: see `chunks.py`."""
     n = len(rows)
     spans = -(-n // SPAN_SIZE)
 
@@ -160,48 +153,27 @@ def chunks(
 
     sorted_factors = torch.empty(0 if factors is None else n, device=rows.device)
     if n == 0:
-        return new(0), sorted_factors, *(new(0) for _ in range(9))  # type: ignore[return-value]
+        return new(0), sorted_factors, new(0), new(0), new(0), new(0), new(0)
     if not runs_kernels(rows):
-        return _chunk_twins(rows, order, places, factors, layout, classes, ahead)  # type: ignore[return-value]
-    sorted_places, singles = new(n), new(n if ahead else 0)
-    counts, begins, infos, slots, firsts = new(classes * spans), new(n), new(n), new(n), new(n)
-    single_counts, at, single_slots, single_firsts = new(classes * spans), new(n), new(n), new(n)
+        if factors is not None:
+            sorted_factors = factors[order]
+        return places[order], sorted_factors, *list_twin(rows, places[order], layout, classes)  # type: ignore[return-value]
+    sorted_places, counts = new(n), new((classes * KIND_COUNT + 1) * spans)
+    entries = tuple(new(n + spans) for _ in range(4))
+    given = (rows, order, places, sorted_factors if factors is None else factors, sorted_places, sorted_factors, counts)
+    constants = (layout, n, spans, SPANS_EACH, len(layout), classes, factors is not None)
     grid = (-(-spans // SPANS_EACH),)
-    chunk_kernel[grid](
-        rows, order, places, sorted_factors if factors is None else factors, sorted_places, sorted_factors, counts,
-        begins, infos, slots, firsts, singles, single_counts, at, single_slots, single_firsts, layout, n, spans,
-        SPANS_EACH, len(layout), classes, factors is not None, ahead,
-    )  # fmt: skip
-    if ahead:
-        single_kernel[grid](
-            singles, places, single_counts, single_slots, single_firsts, at, layout, n, spans, SPANS_EACH,
-            len(layout), classes,
-        )  # fmt: skip
-    return (
-        sorted_places, sorted_factors, counts, begins, infos, slots, firsts, single_counts, at, single_slots,
-        single_firsts,
-    )  # fmt: skip
-
-
-def _chunk_twins(
-    rows: Tensor, order: Tensor, places: Tensor, factors: Tensor | None, layout: Tensor, classes: int, ahead: bool
-) -> tuple[Tensor, ...]:
-    sorted_places, singles = places[order], singles_twin(rows)
-    if ahead:
-        batch_singles = torch.empty_like(singles)
-        batch_singles[order] = singles
-        listed = single_twin(batch_singles, places, layout, classes, falling=False)
-    else:
-        listed = single_twin(singles, sorted_places, layout, classes, falling=True)
-    sorted_factors = torch.empty(0, device=rows.device) if factors is None else factors[order]
-    return sorted_places, sorted_factors, *chunk_twin(rows, sorted_places, layout, classes), *listed
+    chunk_kernel[grid](*given, counts, *entries, *constants, False)
+    ends = torch.cumsum(counts, 0, dtype=torch.int32)
+    chunk_kernel[grid](*given, ends, *entries, *constants, True)
+    return sorted_places, sorted_factors, ends, *entries  # type: ignore[return-value]
 
 
 @chunks.register_fake
-def _(rows, order, places, factors, layout, classes, ahead):  # type: ignore[no-untyped-def]
+def _(rows, order, places, factors, layout, classes):  # type: ignore[no-untyped-def]
     n = rows.shape[0]
-    counts = classes * -(-n // SPAN_SIZE)
-    sizes = (counts, n, n, n, n, counts, n, n, n)
+    spans = -(-n // SPAN_SIZE)
+    sizes = ((classes * KIND_COUNT + 1) * spans, *(n + spans,) * 4)
     factored = rows.new_empty(0 if factors is None else n, dtype=torch.float32)
     return places.new_empty(n), factored, *(rows.new_empty(size, dtype=torch.int32) for size in sizes)
 
@@ -212,16 +184,11 @@ def update(
     rows: Tensor,
     places: Tensor,
     factors: Tensor | None,
-    counts: Tensor,
+    ends: Tensor,
     begins: Tensor,
     infos: Tensor,
     slots: Tensor,
     firsts: Tensor,
-    single_factors: Tensor | None,
-    single_counts: Tensor,
-    single_at: Tensor,
-    single_slots: Tensor,
-    single_firsts: Tensor,
     values: Tensor,
     state: Tensor,
     handed: Tensor,
@@ -239,9 +206,10 @@ def update(
     unit: int,
     long: Sequence[int],
     short: Sequence[int],
+    single: Sequence[int],
     unroll: int,
-    warps: int,
-    each: int,
+    stages: int,
+    share: int,
 ) -> None:
     """Sums each row's gradient over its lookups; updates rows that live here, hands out the others' sums."""
     if len(rows) == 0:
@@ -257,17 +225,16 @@ def update(
     shared = (values, state, handed, staged_at, layout, hyper, seed)
     classes = (tuple(blocks), tuple(kinds))
     staged = handed.numel() > 0
-    update_kernel[(2 * -(-spans // each),)](
-        grads, places, grads if factors is None else factors, counts, begins, infos, slots, firsts,
-        grads if single_factors is None else single_factors, single_counts, single_at, single_slots, single_firsts,
-        partials, *shared, spans, each, width, *classes, tuple(long), tuple(short), tuple(vectors), tuple(full),
-        tuple(first_segments), tuple(segment_counts), len(layout), unroll, unit, factors is not None, plain, staged,
-        num_warps=warps,
+    update_kernel[(-(-n // share),)](
+        grads, places, grads if factors is None else factors, ends, begins, infos, slots, firsts, partials, *shared,
+        spans, width, *classes, tuple(zip(long, short, single, strict=True)), tuple(vectors), tuple(full),
+        tuple(first_segments), tuple(segment_counts), len(layout), unroll, stages, unit, factors is not None, plain,
+        staged, num_warps=1,
     )  # fmt: skip
-    if spans > 1:
-        join_kernel[(-(-(spans - 1) // JOIN_EACH),)](
-            rows, n, spans - 1, partials, *shared, width, *classes, tuple(vectors), tuple(full), JOIN_EACH,
-            JOIN_UNROLL, plain, staged, len(layout), num_warps=1,
+    if spans > 2:  # or no row is long enough to have parts
+        join_kernel[(min(JOIN_PROGRAMS, spans),)](
+            rows, ends, begins, slots, n, spans, partials, *shared, width, *classes, tuple(vectors), tuple(full),
+            plain, staged, len(layout), num_warps=4,
         )  # fmt: skip
 
 
@@ -286,7 +253,7 @@ def contract(
     out = torch.empty(size, device=grads.device)
     if programs:
         contract_kernel[(programs,)](
-            out, grads, members, member_starts, segments, len(segments), CONTRACT_TILE, CONTRACT_BLOCK, vector,
+            out, grads, members, member_starts, segments, len(segments), CONTRACT_TILE, CONTRACT_BLOCK, vector, CONTRACT_UNROLL,
             num_warps=1,
         )  # fmt: skip
     return out

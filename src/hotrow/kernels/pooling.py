@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hotrow.kernels.backend import jit, kernel, tl
+from hotrow.kernels.backend import constant, jit, kernel, tl
 from hotrow.kernels.shape import (
     BEGIN,
     CELLS,
@@ -30,6 +30,8 @@ from hotrow.kernels.shape import (
     STRIDE,
     WIDTH,
 )
+
+COPIES = constant(4)  # samples that a result is written to at once
 
 
 @jit
@@ -79,38 +81,41 @@ def whole_vectors(dim, BLOCK: tl.constexpr, VECTOR: tl.constexpr, FULL: tl.const
 
 
 @jit
+def _row(values, staged, base, staged_base, local, here, has, columns, dim, FULL: tl.constexpr, STAGED: tl.constexpr):
+    """Some rows of one segment, by their number in it."""
+    place = (base + local.to(tl.int64) * dim)[:, None] + columns[None, :]
+    hot = (has & (local < here)) if STAGED else has
+    row = tl.load(values + place, mask=within(hot, columns, dim, FULL), other=0.0).to(tl.float32)
+    if STAGED:
+        place = (staged_base + (local - here).to(tl.int64) * dim)[:, None] + columns[None, :]
+        cold = within(has & (local >= here), columns, dim, FULL)
+        row += tl.load(staged + place, mask=cold, other=0.0).to(tl.float32)
+    return row
+
+
+@jit
 def _pool(
-    out, values, staged, staged_at, slots, offsets, weights, members, member_starts, at, block,
-    BLOCK: tl.constexpr, TILE: tl.constexpr, VECTOR: tl.constexpr, FULL: tl.constexpr, UNROLL: tl.constexpr,
-    OUT_VECTOR: tl.constexpr, WEIGHTED: tl.constexpr, STAGED: tl.constexpr, EXPANDED: tl.constexpr,
+    to, values, staged, base, staged_base, slots, offsets, weights, members, member_starts, at, group, cell, cells,
+    first, here, columns, dim, stride,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, FULL: tl.constexpr, UNROLL: tl.constexpr, STAGES: tl.constexpr,
+    WEIGHTED: tl.constexpr, STAGED: tl.constexpr, EXPANDED: tl.constexpr,
 ):  # fmt: skip
-    """One tile of cells of one feature."""
-    cell = block * TILE + tl.arange(0, TILE)
-    live = cell < tl.load(at + CELLS)
-    columns = tl.arange(0, BLOCK)
-    first = tl.load(at + FIRST_SLOT).to(tl.int32)
-    here = tl.load(at + HERE).to(tl.int32)
-    dim = whole_vectors(tl.load(at + WIDTH), BLOCK, VECTOR, FULL)
-    base = tl.load(at + BEGIN) // VECTOR * VECTOR
-    staged_base = tl.load(staged_at + tl.load(at + SEGMENT)) // VECTOR * VECTOR if STAGED else 0
+    """One tile of cells of one pooled feature."""
+    live = cell < cells
     begin, end = cell_lookups(at, offsets, cell, live)
     length = end - begin
-    longest = tl.max(length, 0)
+    member = cell
+    last = cell
+    if EXPANDED and group >= 0:  # asked for now, as they are needed as soon as the rows are there
+        member = tl.load(member_starts + group + cell, mask=live, other=0)
+        last = tl.load(member_starts + group + cell + 1, mask=live, other=0)
     total = tl.zeros([TILE, BLOCK], tl.float32)
     share = tl.zeros([TILE], tl.float32)
-    for k in range(0, longest, UNROLL):
+    for k in tl.range(0, tl.max(length, 0), UNROLL, num_stages=STAGES):
         for j in tl.static_range(UNROLL):
             has = k + j < length
             local = tl.load(slots + begin + k + j, mask=has, other=0) - first
-            place = (base + local.to(tl.int64) * dim)[:, None] + columns[None, :]
-            if STAGED:
-                row = tl.load(values + place, mask=within(has & (local < here), columns, dim, FULL), other=0.0)
-                row = row.to(tl.float32)
-                place = (staged_base + (local - here).to(tl.int64) * dim)[:, None] + columns[None, :]
-                cold = within(has & (local >= here), columns, dim, FULL)
-                row += tl.load(staged + place, mask=cold, other=0.0).to(tl.float32)
-            else:
-                row = tl.load(values + place, mask=within(has, columns, dim, FULL), other=0.0).to(tl.float32)
+            row = _row(values, staged, base, staged_base, local, here, has, columns, dim, FULL, STAGED)
             if WEIGHTED:
                 weight = tl.load(weights + begin + k + j, mask=has, other=0.0)
                 share += weight
@@ -120,39 +125,74 @@ def _pool(
         if not WEIGHTED:
             share = tl.maximum(length, 1).to(tl.float32)
         total = total * tl.where(share == 0.0, 0.0, 1.0 / tl.where(share == 0.0, 1.0, share))[:, None]
-    result = total.to(out.dtype.element_ty)
+    result = total.to(to.dtype.element_ty)
+    if EXPANDED and group >= 0:
+        most = tl.max(last - member, 0)
+        for m in range(0, most, COPIES):
+            for j in tl.static_range(COPIES):
+                shares = member + m + j < last
+                sample = tl.load(members + member + m + j, mask=shares, other=0).to(tl.int64)
+                place = (sample * stride)[:, None] + columns[None, :]
+                tl.store(to + place, result, mask=within(shares, columns, dim, FULL), cache_modifier=".cs")
+    else:
+        place = (cell.to(tl.int64) * stride)[:, None] + columns[None, :]
+        tl.store(to + place, result, mask=within(live, columns, dim, FULL), cache_modifier=".cs")
+
+
+@jit
+def _feature(
+    out, values, staged, staged_at, slots, offsets, weights, members, member_starts, at, block, rounds,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, VECTOR: tl.constexpr, FULL: tl.constexpr, UNROLL: tl.constexpr,
+    STAGES: tl.constexpr, OUT_VECTOR: tl.constexpr, WEIGHTED: tl.constexpr, STAGED: tl.constexpr,
+    EXPANDED: tl.constexpr,
+):  # fmt: skip
+    """Some tiles of cells of one feature, one after another."""
+    columns = tl.arange(0, BLOCK)
+    cells = tl.load(at + CELLS)
+    first = tl.load(at + FIRST_SLOT).to(tl.int32)
+    here = tl.load(at + HERE).to(tl.int32)
+    dim = whole_vectors(tl.load(at + WIDTH), BLOCK, VECTOR, FULL)
+    base = tl.load(at + BEGIN) // VECTOR * VECTOR
+    staged_base = tl.load(staged_at + tl.load(at + SEGMENT)) // VECTOR * VECTOR if STAGED else 0
     stride = tl.load(at + STRIDE) // OUT_VECTOR * OUT_VECTOR
     to = out + tl.load(at + OUT) // OUT_VECTOR * OUT_VECTOR
     group = tl.load(at + EXPAND) if EXPANDED else -1
-    if EXPANDED and group >= 0:
-        member = tl.load(member_starts + group + cell, mask=live, other=0)
-        last = tl.load(member_starts + group + cell + 1, mask=live, other=0)
-        most = tl.max(last - member, 0)
-        for m in range(most):
-            shares = member + m < last
-            sample = tl.load(members + member + m, mask=shares, other=0).to(tl.int64)
-            place = (sample * stride)[:, None] + columns[None, :]
-            tl.store(to + place, result, mask=within(shares, columns, dim, FULL))
+    cell = block * (rounds * TILE) + tl.arange(0, TILE)
+    if tl.load(at + POOLING) == SEQUENCE:
+        start = (tl.load(offsets + tl.load(at + OFFSETS)) + tl.load(at + LOOKUPS)).to(tl.int32)
+        for r in tl.range(0, rounds, num_stages=STAGES):
+            mine = cell + r * TILE
+            live = mine < cells
+            local = tl.load(slots + start + mine, mask=live, other=0) - first
+            row = _row(values, staged, base, staged_base, local, here, live, columns, dim, FULL, STAGED)
+            place = (mine.to(tl.int64) * stride)[:, None] + columns[None, :]
+            tl.store(
+                to + place, row.to(out.dtype.element_ty), mask=within(live, columns, dim, FULL), cache_modifier=".cs"
+            )
     else:
-        place = (cell.to(tl.int64) * stride)[:, None] + columns[None, :]
-        tl.store(to + place, result, mask=within(live, columns, dim, FULL))
+        for r in range(rounds):
+            _pool(
+                to, values, staged, base, staged_base, slots, offsets, weights, members, member_starts, at, group,
+                cell + r * TILE, cells, first, here, columns, dim, stride, BLOCK, TILE, FULL, UNROLL, STAGES,
+                WEIGHTED, STAGED, EXPANDED,
+            )  # fmt: skip
 
 
-@kernel("even")
+@kernel("even", "rounds")
 def lookup_kernel(
-    out, values, staged, staged_at, slots, offsets, weights, members, member_starts, features, units, even,
+    out, values, staged, staged_at, slots, offsets, weights, members, member_starts, features, units, even, rounds,
     FEATURES: tl.constexpr, BLOCKS: tl.constexpr, TILES: tl.constexpr, VECTORS: tl.constexpr, FULL: tl.constexpr,
-    UNROLL: tl.constexpr, OUT_VECTOR: tl.constexpr, WEIGHTED: tl.constexpr, STAGED: tl.constexpr,
-    EXPANDED: tl.constexpr,
+    UNROLL: tl.constexpr, STAGES: tl.constexpr, OUT_VECTOR: tl.constexpr, WEIGHTED: tl.constexpr,
+    STAGED: tl.constexpr, EXPANDED: tl.constexpr,
 ):  # fmt: skip
     feature, block = feature_of(tl.program_id(0), units, even, FEATURES)
     at = features + feature * FEATURE_COLUMNS
     kind = tl.load(at + KIND)
     for c in tl.static_range(len(BLOCKS)):
         if kind == c:
-            _pool(
-                out, values, staged, staged_at, slots, offsets, weights, members, member_starts, at, block,
-                BLOCKS[c], TILES[c], VECTORS[c], FULL[c], UNROLL, OUT_VECTOR, WEIGHTED, STAGED, EXPANDED,
+            _feature(
+                out, values, staged, staged_at, slots, offsets, weights, members, member_starts, at, block, rounds,
+                BLOCKS[c], TILES[c], VECTORS[c], FULL[c], UNROLL, STAGES, OUT_VECTOR, WEIGHTED, STAGED, EXPANDED,
             )  # fmt: skip
 
 

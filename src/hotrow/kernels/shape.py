@@ -36,7 +36,8 @@ FEATURE_COLUMNS = constant(16)
 # Columns of `BatchShape.segments`.
 FROM, TO, COLUMNS, SAMPLES, MEMBERS, BLOCKS = (constant(i) for i in range(6))
 SEGMENT_COLUMNS = constant(8)
-CONTRACT_TILE, CONTRACT_BLOCK = 4, 256  # unique samples by columns that one program contracts
+CONTRACT_TILE, CONTRACT_BLOCK = 2, 256  # unique samples by columns that one program contracts
+CONTRACT_UNROLL = 4  # and samples of each that it asks for at once
 
 
 class FeatureSpec(NamedTuple):

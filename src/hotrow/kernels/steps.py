@@ -20,7 +20,7 @@ from hotrow.errors import BatchError
 from hotrow.kernels import ops
 from hotrow.kernels.shape import BatchShape
 from hotrow.kernels.tables import Tables
-from hotrow.kernels.tuning import Config, candidates, choose, chosen, key_of
+from hotrow.kernels.tuning import FULL_LOAD, Config, candidates, choose, chosen, key_of
 from hotrow.kernels.unique import sort_by_row
 
 PLACES_TILE = 128  # cells whose lookups one program writes down
@@ -54,24 +54,16 @@ class Staged:
 
 
 class Grouping(NamedTuple):
-    """Lookups sorted by row, with their places and factors in that order, and the work lists of `chunks.py`.
-
-    `single_factors` are the factors that `single_at` counts in: sorted ones, or the batch's if it was made ahead.
-    """
+    """Lookups sorted by row, with their places and factors in that order, and the work list of `chunks.py`."""
 
     rows: Tensor
     places: Tensor
     factors: Tensor | None
-    counts: Tensor
+    ends: Tensor
     begins: Tensor
     infos: Tensor
     slots: Tensor
     firsts: Tensor
-    single_factors: Tensor | None
-    single_counts: Tensor
-    single_at: Tensor
-    single_slots: Tensor
-    single_firsts: Tensor
 
 
 def group(
@@ -80,16 +72,11 @@ def group(
     slots: Tensor,
     offsets: Tensor,
     weights: Tensor | None = None,
-    *,
-    ahead: bool = False,
 ) -> Grouping:
-    """Groups lookups whose slots are known: `slots[L]`, int32, in the batch's order.
-
-    `ahead` if there is time: it takes longer, for an update that is faster on keys that seldom repeat. Same results.
-    """
+    """Groups lookups whose slots are known: `slots[L]`, int32, in the batch's order."""
     _check(shape, slots, offsets, weights)
     places, _, factors = _places(shape, None, offsets, weights)
-    return group_places(tables, slots, places, factors, ahead=ahead)
+    return group_places(tables, slots, places, factors)
 
 
 def group_numbers(
@@ -98,12 +85,10 @@ def group_numbers(
     numbers: Tensor,
     offsets: Tensor,
     weights: Tensor | None = None,
-    *,
-    ahead: bool = False,
 ) -> tuple[Tensor, Grouping]:
     """The same for keys that are row numbers within their tables, any integer dtype; returns their slots too."""
     slots, places, factors = number_slots(shape, numbers, offsets, weights)
-    return slots, group_places(tables, slots, places, factors, ahead=ahead)
+    return slots, group_places(tables, slots, places, factors)
 
 
 def number_slots(
@@ -115,18 +100,13 @@ def number_slots(
     return slots, places, factors
 
 
-def group_places(
-    tables: Tables, slots: Tensor, places: Tensor, factors: Tensor | None, *, ahead: bool = False
-) -> Grouping:
+def group_places(tables: Tables, slots: Tensor, places: Tensor, factors: Tensor | None) -> Grouping:
     """The second half of `group_numbers`."""
     rows, order = sort_by_row(slots)
-    sorted_places, sorted_factors, counts, begins, infos, chunk_slots, firsts, *singles = ops.run(
-        ops.chunks, rows, order, places, factors, tables.layout, len(tables.classes), ahead
+    sorted_places, sorted_factors, *entries = ops.run(
+        ops.chunks, rows, order, places, factors, tables.layout, len(tables.classes)
     )
-    chunk = (counts, begins, infos, chunk_slots, firsts)
-    if factors is None:
-        return Grouping(rows, sorted_places, None, *chunk, None, *singles)
-    return Grouping(rows, sorted_places, sorted_factors, *chunk, factors if ahead else sorted_factors, *singles)
+    return Grouping(rows, sorted_places, None if factors is None else sorted_factors, *entries)
 
 
 def lookup(
@@ -148,7 +128,7 @@ def lookup(
     blocks = [c.block for c in tables.classes]
     config = config or chosen("lookup", tables.machine, blocks, tables.dtype, shape.lookups)
     tiles = config.tiles(blocks)
-    units, programs, even = shape.units(tiles)
+    units, programs, even = shape.units(tuple(tile * config.share for tile in tiles))
     empty = tables.nothing
     results: Tensor = ops.run(
         ops.lookup,
@@ -173,7 +153,9 @@ def lookup(
         [c.full for c in tables.classes],
         tiles,
         config.unroll,
+        config.stages,
         config.warps,
+        config.share,
     )
     return results
 
@@ -232,11 +214,12 @@ def update(
         [c.segments for c in tables.classes],
         tables.plain,
         shape.unit,
-        config.least_tiles(blocks),
+        config.tiles(blocks, FULL_LOAD),
+        config.tiles(blocks, 2 * FULL_LOAD),
         config.tiles(blocks),
         config.unroll,
-        config.warps,
-        config.spans,
+        config.stages,
+        config.share,
     )
 
 

@@ -24,30 +24,28 @@ WIDEST = 128  # dims above are always summed by one warp, so that the sum of squ
 class Config(NamedTuple):
     """`elements` a warp has at a time, lookups it takes at once, warps of a program.
 
-    `spans` are how many of a work list one program of the update takes; `across` says whether in the lookup features
-    take turns or come one after another.
+    `share` is, for the lookup, how many tiles one program takes one after another, and for the update how many lookups
+    there are for each program. `across` says whether in the lookup features take turns or come one after another.
+    `stages` above 1 have rows on their way to shared memory while others are added up.
     """
 
     elements: int
     unroll: int
     warps: int = 1
-    spans: int = 1
+    share: int = 1
     across: bool = False
+    stages: int = 1
 
-    def tiles(self, blocks: Sequence[int]) -> tuple[int, ...]:
+    def tiles(self, blocks: Sequence[int], elements: int | None = None) -> tuple[int, ...]:
         """How many cells or rows of each class one program handles at a time.
 
         Never so few that a warp has less than a full load: a thread would hold fewer columns, and sums of squares
         would have another order.
         """
-        return _tiles(max(self.elements, FULL_LOAD) * self.warps, blocks)
-
-    def least_tiles(self, blocks: Sequence[int]) -> tuple[int, ...]:
-        """The fewest: for rows of several lookups, which wait for the longest of those beside them."""
-        return _tiles(FULL_LOAD * self.warps, blocks)
+        return _tiles(max(elements or self.elements, FULL_LOAD) * self.warps, blocks)
 
 
-DEFAULTS = {"lookup": Config(256, 4), "update": Config(512, 8)}
+DEFAULTS = {"lookup": Config(512, 1), "update": Config(512, 8, share=16)}
 
 _chosen: dict[str, Config] | None = None
 
@@ -59,7 +57,7 @@ def machine_name(device: torch.device | str) -> str:
 
 def key_of(kernel: str, machine: str, blocks: Sequence[int], dtype: torch.dtype, lookups: int) -> str:
     """What a choice belongs to."""
-    return f"{machine}|{kernel}|{'-'.join(map(str, blocks))}|{dtype}|{max(lookups, 1).bit_length()}"
+    return f"{machine}|{kernel} 2|{'-'.join(map(str, blocks))}|{dtype}|{max(lookups, 1).bit_length()}"
 
 
 def chosen(kernel: str, machine: str, blocks: Sequence[int], dtype: torch.dtype, lookups: int) -> Config:
@@ -70,12 +68,12 @@ def chosen(kernel: str, machine: str, blocks: Sequence[int], dtype: torch.dtype,
 
 def candidates(kernel: str, blocks: Sequence[int]) -> list[Config]:
     """What the autotuner tries."""
-    warps = (1,) if max(blocks) > WIDEST else (1, 2)
     if kernel == "lookup":
-        sizes = ((256, 2), (256, 4), (512, 1), (512, 2), (1024, 1))
-        return [Config(e, u, w, across=a) for w in warps for e, u in sizes for a in (False, True)]
-    sizes = ((256, 2), (256, 4), (512, 4), (512, 8), (1024, 8))
-    return [Config(e, u, w, s) for w in warps for e, u in sizes if e * w <= 1024 for s in (1, 2)]
+        warps = (1,) if max(blocks) > WIDEST else (1, 2)
+        ways = ((256, 4, 1), (512, 1, 1), (512, 2, 1), (512, 1, 3), (512, 1, 4), (1024, 1, 4))
+        return [Config(e, u, w, s, a, g) for w in warps for e, u, g in ways for s in (1, 2, 4) for a in (False, True)]
+    ways = ((512, 4, 1), (512, 8, 1), (512, 1, 5))
+    return [Config(e, u, share=s, stages=g) for e, u, g in ways for s in (8, 16, 32)]
 
 
 def choose(key: str, tried: Sequence[Config], run: Callable[[Config], object], repeats: int = 5) -> Config:
@@ -151,8 +149,8 @@ def _milliseconds(run: Callable[[], object], repeats: int) -> float:
     return statistics.median(times)
 
 
-def _config(elements: int, unroll: int, warps: int, spans: int, across: bool) -> Config:
-    return Config(int(elements), int(unroll), int(warps), int(spans), bool(across))
+def _config(elements: int, unroll: int, warps: int, share: int, across: bool, stages: int) -> Config:
+    return Config(int(elements), int(unroll), int(warps), int(share), bool(across), int(stages))
 
 
 def _tiles(elements: int, blocks: Sequence[int]) -> tuple[int, ...]:
