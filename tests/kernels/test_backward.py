@@ -5,7 +5,7 @@ import torch
 from cases import Case, make
 
 from hotrow.errors import BatchError, SettingsError
-from hotrow.kernels import Rule, Tables, TableSpec, group, update
+from hotrow.kernels import Rule, Tables, TableSpec, update
 from hotrow.kernels.rounding import random_bits_twin, rounded_twin
 from hotrow.kernels.tuning import Config
 
@@ -132,7 +132,13 @@ def test_rounding_keeps_what_is_not_finite_and_what_is_exact() -> None:
 
 def test_two_runs_give_the_same_bits_whatever_the_tiles(device: str) -> None:
     results = []
-    for config in (None, None, Config(128, 1, share=1), Config(1024, 4, share=64), Config(512, 1, share=9, stages=3)):
+    for config in (
+        None,
+        None,
+        Config(128, 1, share=1),
+        Config(1024, 4, share=64),
+        Config(512, 1, share=9, registers=96),
+    ):
         specs = [TableSpec(30, 16), TableSpec(50, 24, Rule("adam"))]
         case = make(device, specs, [([(0, "sum"), (1, "mean")], 40, None)], longest=9)
         updated(

@@ -58,7 +58,12 @@ def test_empty_bags_are_zeros_and_empty_batches_are_empty(device: str) -> None:
 
 def test_no_tile_changes_a_bit(device: str) -> None:
     case = make(device, [TableSpec(30, 16), TableSpec(30, 24)], [([(0, "sum"), (1, "mean")], 12, None)], longest=20)
-    configs = [Config(128, 1), Config(256, 4, 2, across=True), Config(1024, 8, 4), Config(128, 1, share=3, stages=3)]
+    configs = [
+        Config(128, 1),
+        Config(256, 4, 2, across=True),
+        Config(1024, 8, 4),
+        Config(128, 3, share=3, registers=80),
+    ]
     first, *others = [looked_up(case, config=config) for config in configs]
     assert all(torch.equal(first, other) for other in others)
 

@@ -9,7 +9,7 @@ import torch
 from hotrow.kernels import tuning
 from hotrow.kernels.tuning import DEFAULTS, Config
 
-WHERE = ("lookup", "cpu", [128], torch.float32, 1000)
+WHERE = ("lookup", "cpu", [128], torch.float32, 1000, "4")
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,8 @@ def test_the_fastest_is_chosen_and_known_to_the_next_process(monkeypatch: pytest
     assert best == tried[1] and seen == tried
     tuning.forget()
     assert tuning.chosen(*WHERE) == best
-    assert tuning.chosen("lookup", "cpu", [128], torch.float32, 10**6) == DEFAULTS["lookup"]
+    assert tuning.chosen("lookup", "cpu", [128], torch.float32, 10**6, "4") == DEFAULTS["lookup"]
+    assert tuning.chosen("lookup", "cpu", [128], torch.float32, 1000, "1") == DEFAULTS["lookup"]
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"a": 1}', '{"a": ["x"]}', '{"a": [1]}', '{"a": [1, 2, 3, 4]}'])
@@ -43,7 +44,7 @@ def test_a_cache_that_is_not_ours_is_passed_over(text: str) -> None:
 def test_wide_rows_always_have_one_warp() -> None:
     """Their sums of squares have one order only then, whatever was tuned."""
     assert {c.warps for c in tuning.candidates("update", [64, 512])} == {1}
-    assert tuning.chosen("update", "cpu", [512], torch.float32, 5).warps == 1
+    assert tuning.chosen("update", "cpu", [512], torch.float32, 5, "1").warps == 1
 
 
 def test_a_tile_fits_every_class() -> None:

@@ -48,41 +48,45 @@ def kernel(*sizes: str) -> Callable[[Callable[..., Any]], Any]:
 class Kernel:
     """A kernel to launch as Triton's own, `kernel[grid](*arguments, num_warps=...)`, at a tenth of the host time.
 
+    `registers` are the most a thread may have, where the compiler can be told.
+
     Triton looks at every argument anew to find what it compiled before, which takes longer than these kernels
     run. Here that is found by the arguments' kinds: dtype and alignment of a tensor, width of a size, value of a
-    constant. Under the interpreter, or with launch hooks (a profiler's), launches are Triton's own.
+    constant. Constants come last. Under the interpreter, or with launch hooks (a profiler's), launches are Triton's
+    own.
     """
 
     def __init__(self, function: Callable[..., Any], sizes: Sequence[str]) -> None:
         self.jit: Any = triton.jit(function, do_not_specialize=list(sizes))
-        self._sizes = frozenset(i for i, name in enumerate(inspect.signature(function).parameters) if name in sizes)
+        given = inspect.signature(function).parameters.values()
+        self._constants = sum("constexpr" not in str(parameter.annotation) for parameter in given)
         self._compiled: dict[tuple[Any, ...], Any] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         return functools.partial(self._launch, grid)
 
-    def _launch(self, grid: tuple[int, ...], *arguments: Any, num_warps: int = 4) -> None:
+    def _launch(self, grid: tuple[int, ...], *arguments: Any, num_warps: int = 4, registers: int = 0) -> None:
         device = arguments[0].device
+        options = {"num_warps": num_warps}
+        if registers and torch.version.hip is None:
+            options["maxnreg"] = registers
         if device.type != "cuda" or interpreted() or _hooked():
-            self.jit[grid](*arguments, num_warps=num_warps)
+            self.jit[grid](*arguments, **options)
             return
-        key = (device.index, num_warps, *(self._kind(i, argument) for i, argument in enumerate(arguments)))
+        kinds = [
+            (a.dtype, a.data_ptr() % 16 == 0) if isinstance(a, Tensor) else -(2**31) <= a < 2**31
+            for a in arguments[: self._constants]
+        ]
+        key = (device.index, num_warps, registers, arguments[self._constants :], *kinds)
         compiled = self._compiled.get(key)
         if compiled is None:
-            self._compiled[key] = self.jit[grid](*arguments, num_warps=num_warps)
+            self._compiled[key] = self.jit[grid](*arguments, **options)
             return
         stream = torch._C._cuda_getCurrentRawStream(device.index)
         compiled.run(
             *grid, *(1,) * (3 - len(grid)), stream, compiled.function, compiled.packed_metadata, None, None, None,
             *arguments,
         )  # fmt: skip
-
-    def _kind(self, at: int, argument: Any) -> Any:
-        if isinstance(argument, Tensor):
-            return argument.dtype, argument.data_ptr() % 16 == 0
-        if at in self._sizes:
-            return -(2**31) <= argument < 2**31
-        return argument
 
 
 def _hooked() -> bool:

@@ -14,149 +14,159 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hotrow.kernels.backend import jit, kernel, tl
+from hotrow.kernels.backend import constant, jit, kernel, tl
 from hotrow.kernels.chunks import FROM_BEFORE, LIST_KINDS, LONG, SHORT, SINGLE, SPAN, list_end, segment_of
-from hotrow.kernels.pooling import whole_vectors, within
+from hotrow.kernels.pooling import take, whole_vectors, within
 from hotrow.kernels.rounding import random_bits_twin, rounded_twin
-from hotrow.kernels.rules import decayed, finish, state_of, step_twin
+from hotrow.kernels.rules import decayed, finish, settings_of, state_of, step_twin
 from hotrow.kernels.tables import CLASS, DIM, FIRST, HOT, LAYOUT_COLUMNS, STATE, VALUES
 
+FEW = constant(4)  # parts of a row that are asked for at once where there are not many
+
 
 @jit
-def _segment(layout, segment, BLOCK: tl.constexpr, VECTOR: tl.constexpr, FULL: tl.constexpr):
-    """Dim, first slot, and where values and state of a segment begin."""
+def _segment(
+    layout, hyper, staged_at, segment, BLOCK: tl.constexpr, VECTOR: tl.constexpr, FULL: tl.constexpr,
+    STAGED: tl.constexpr,
+):  # fmt: skip
+    """What rows of a segment need, asked for at once: dim, first slot, where values and state begin, how many rows live
+    here and where gradients of the others are handed out, and the optimizer's settings."""
     at = layout + segment * LAYOUT_COLUMNS
     dim = whole_vectors(tl.load(at + DIM), BLOCK, VECTOR, FULL)
-    first = tl.load(at + FIRST).to(tl.int32)
-    return dim, first, tl.load(at + VALUES) // VECTOR * VECTOR, tl.load(at + STATE) // VECTOR * VECTOR
-
-
-@jit
-def _here(layout, segment, local, whole, STAGED: tl.constexpr):
-    """Which of the rows live here."""
-    hot = whole
+    base, state_base = tl.load(at + VALUES) // VECTOR * VECTOR, tl.load(at + STATE) // VECTOR * VECTOR
+    here, handed_base = 0, 0
     if STAGED:
-        hot = whole & (local < tl.load(layout + segment * LAYOUT_COLUMNS + HOT).to(tl.int32))
-    return hot
+        here = tl.load(at + HOT).to(tl.int32)
+        handed_base = tl.load(staged_at + segment) // VECTOR * VECTOR
+    settings = settings_of(hyper, segment)
+    return dim, tl.load(at + FIRST).to(tl.int32), base, state_base, here, handed_base, settings
 
 
 @jit
 def _gradients(
-    grads, factors, lookup, place, mine, columns, dim, FULL: tl.constexpr, UNIT: tl.constexpr, FACTORS: tl.constexpr
+    grads, factors, lookup, place, has, columns, dim, FULL: tl.constexpr, UNIT: tl.constexpr, FACTORS: tl.constexpr
 ):
-    """The gradient that each of some lookups has: its result's, times its factor."""
+    """The gradient that each of some lookups has: its result's, times its factor; 0 of those that are not had, whose
+    places must still be some."""
     at = grads + (place.to(tl.int64) * UNIT)[:, None] + columns[None, :]
-    grad = tl.load(at, mask=within(mine, columns, dim, FULL), other=0.0).to(tl.float32)
+    grad = tl.where(has[:, None], take(at, within(has, columns, dim, FULL), FULL), 0.0)
     if FACTORS:
-        grad *= tl.load(factors + lookup, mask=mine, other=0.0)[:, None]
+        grad *= tl.load(factors + lookup, mask=has, other=0.0)[:, None]
     return grad
 
 
 @jit
-def _rest(
-    total, grads, places, factors, begin, length, columns, dim, FULL: tl.constexpr, UNROLL: tl.constexpr,
-    STAGES: tl.constexpr, UNIT: tl.constexpr, FACTORS: tl.constexpr, MOST: tl.constexpr,
+def _further(
+    grads, places, factors, begin, length, mine, k, columns, dim, FULL: tl.constexpr, UNIT: tl.constexpr,
+    FACTORS: tl.constexpr,
 ):  # fmt: skip
-    """Adds the gradients of each chunk's lookups behind the first, in their order; `MOST` of them if that is known."""
-    if MOST > 0:
-        for j in tl.static_range(1, MOST):
-            place = tl.load(places + begin + j, mask=j < length, other=0)
-            total += _gradients(grads, factors, begin + j, place, j < length, columns, dim, FULL, UNIT, FACTORS)
-    else:
-        for k in tl.range(1, tl.max(length, 0), UNROLL, num_stages=STAGES):
-            for j in tl.static_range(UNROLL):
-                has = k + j < length
-                place = tl.load(places + begin + k + j, mask=has, other=0)
-                total += _gradients(grads, factors, begin + k + j, place, has, columns, dim, FULL, UNIT, FACTORS)
-    return total
+    """The gradient of each chunk's k-th lookup, of those that have so many."""
+    lookup = begin + tl.minimum(k, length - 1)
+    place = tl.load(places + lookup)
+    return _gradients(grads, factors, lookup, place, mine & (k < length), columns, dim, FULL, UNIT, FACTORS)
 
 
 @jit
 def _rows(
-    grads, places, factors, begin, place, info, slot, mine, segment, partials, values, state, handed, staged_at,
-    layout, hyper, seed,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, VECTOR: tl.constexpr, FULL: tl.constexpr,
-    UNROLL: tl.constexpr, STAGES: tl.constexpr, UNIT: tl.constexpr, FACTORS: tl.constexpr, PLAIN: tl.constexpr,
-    STAGED: tl.constexpr, MOST: tl.constexpr,
+    grads, places, factors, begin, place, info, slot, mine, found, partials, values, state, handed, seed,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, FULL: tl.constexpr, UNROLL: tl.constexpr,
+    UNIT: tl.constexpr, FACTORS: tl.constexpr, PLAIN: tl.constexpr, STAGED: tl.constexpr, MOST: tl.constexpr,
+    ALIKE: tl.constexpr,
 ):  # fmt: skip
-    """Some entries of one segment, side by side, of `MOST` lookups; 0 if of any number, and parts of rows too."""
+    """Some entries of one segment, side by side, of `MOST` lookups; 0 if of any number, and parts of rows too.
+
+    `found` is what `_segment` found. Where all entries are of its rows (`ALIKE`), also those that are not `mine` can be
+    read, which saves masks; only what is written is masked.
+    """
     columns = tl.arange(0, BLOCK)
-    dim, first, base, state_base = _segment(layout, segment, BLOCK, VECTOR, FULL)
+    dim, first, base, state_base, here, handed_base, settings = found
     state += state_base
     local = slot - first
     whole = mine
     if MOST == 0:
         whole = mine & (info < FROM_BEFORE)
-    hot = _here(layout, segment, local, whole, STAGED)
+    hot = (whole & (local < here)) if STAGED else whole
     at = values + (base + local.to(tl.int64) * dim)[:, None] + columns[None, :]
-    row = tl.load(at, mask=within(hot, columns, dim, FULL), other=0.0).to(tl.float32)
-    one, two = state_of(state, local, hot, columns, dim, KIND, FULL)
-    grad = _gradients(grads, factors, begin, place, mine, columns, dim, FULL, UNIT, FACTORS)
-    grad = decayed(grad, row, hyper, segment, PLAIN)
-    if MOST != 1:
-        length = tl.where(mine, info & 255, 0)
-        grad = _rest(
-            grad, grads, places, factors, begin, length, columns, dim, FULL, UNROLL, STAGES, UNIT, FACTORS, MOST
-        )
+    row = take(at, within(hot, columns, dim, FULL), FULL and ALIKE and not STAGED)
     if MOST == 0:
+        row = tl.where(whole[:, None], row, 0.0)  # parts are not decayed
+    one, two = state_of(state, local, hot, columns, dim, KIND, FULL, ALIKE and not STAGED)
+    grad = _gradients(grads, factors, begin, place, mine, columns, dim, FULL, UNIT, FACTORS)
+    length = info & 255
+    if MOST != 1:
+        for k in tl.static_range(1, 4):
+            grad += _further(grads, places, factors, begin, length, mine, k, columns, dim, FULL, UNIT, FACTORS)
+    grad = decayed(grad, row, settings, PLAIN)
+    if MOST == 0:
+        for k in range(4, tl.max(length, 0), UNROLL):
+            for j in tl.static_range(UNROLL):
+                grad += _further(grads, places, factors, begin, length, mine, k + j, columns, dim, FULL, UNIT, FACTORS)
+    if MOST == 0:  # noqa: SIM102  this is known when it is compiled, the next is not
         if tl.max(info, 0) >= FROM_BEFORE:
             part = 2 * (begin // SPAN) + tl.where((info & FROM_BEFORE) != 0, 0, 1)
             to = partials + (part.to(tl.int64) * WIDTH)[:, None] + columns[None, :]
             tl.store(to, grad, mask=within(mine & (info >= FROM_BEFORE), columns, dim, FULL))
     finish(
-        grad, row, one, two, slot, local, whole, columns, dim, base, state, values, handed, staged_at, segment, layout,
-        hyper, seed, BLOCK, KIND, VECTOR, FULL, PLAIN, STAGED,
+        grad, row, one, two, slot, local, whole, columns, dim, base, here, handed_base, state, values, handed,
+        settings, seed, BLOCK, KIND, FULL, PLAIN, STAGED,
     )  # fmt: skip
 
 
 @jit
 def _share(tiles):
-    """Which of so many tiles are this program's: every program has about as many, in their order."""
-    each = tiles.to(tl.float64) / tl.num_programs(0)
-    begin = (tl.program_id(0) * each).to(tl.int32)
-    end = ((tl.program_id(0) + 1) * each).to(tl.int32)
-    return begin, tl.where(tl.program_id(0) + 1 == tl.num_programs(0), tiles, end)
+    """Which of so many tiles are this program's: every program has about as many, in their order.
+
+    The same product says where one program ends and the next begins; it may round to a tile behind the last, whose
+    entries are masked.
+    """
+    each = tiles.to(tl.float32) / tl.num_programs(0)
+    end = ((tl.program_id(0) + 1).to(tl.float32) * each).to(tl.int32)
+    return (
+        (tl.program_id(0).to(tl.float32) * each).to(tl.int32),
+        tl.where(tl.program_id(0) + 1 == tl.num_programs(0), tiles, end),
+    )
 
 
 @jit
 def _entries(
-    grads, places, factors, ends, begins, infos, slots, firsts, partials, values, state, handed, staged_at, layout,
-    hyper, seed, kind, spans,
+    grads, places, factors, begins, infos, slots, firsts, partials, values, state, handed, staged_at, layout, hyper,
+    seed, alike, first, last,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, TILE: tl.constexpr, VECTOR: tl.constexpr,
-    FULL: tl.constexpr, FIRST_SEGMENT: tl.constexpr, SEGMENTS: tl.constexpr, ALL: tl.constexpr, UNROLL: tl.constexpr,
-    STAGES: tl.constexpr, UNIT: tl.constexpr, FACTORS: tl.constexpr, PLAIN: tl.constexpr, STAGED: tl.constexpr,
-    MOST: tl.constexpr,
+    FULL: tl.constexpr, SEGMENTS: tl.constexpr, ALL: tl.constexpr, UNROLL: tl.constexpr, UNIT: tl.constexpr,
+    FACTORS: tl.constexpr, PLAIN: tl.constexpr, STAGED: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
-    """This program's share of one kind of entries, tile after tile."""
-    first = list_end(ends, kind - 1, spans)
-    last = list_end(ends, kind, spans)
+    """This program's share of the entries from `first` to `last`, which are of one kind, tile after tile.
+
+    `alike` is what `_segment` found of the class's first segment, which is all there is to find if it is the only one.
+    """
     begin_tile, end_tile = _share(tl.cdiv(last - first, TILE))
     for tile in range(begin_tile, end_tile):
         entry = first + tile * TILE + tl.arange(0, TILE)
         live = entry < last
-        place = tl.load(firsts + entry, mask=live, other=0)
-        slot = tl.load(slots + entry, mask=live, other=0)
+        entry = tl.minimum(entry, last - 1)
+        place = tl.load(firsts + entry)
+        slot = tl.load(slots + entry)
         begin = place
         info = place
         if FACTORS or MOST != 1:
-            begin = tl.load(begins + entry, mask=live, other=0)
+            begin = tl.load(begins + entry)
         if MOST != 1:
-            info = tl.load(infos + entry, mask=live, other=0)
+            info = tl.load(infos + entry)
         if SEGMENTS == 1:
             _rows(
-                grads, places, factors, begin, place, info, slot, live, FIRST_SEGMENT, partials, values, state, handed,
-                staged_at, layout, hyper, seed, WIDTH, BLOCK, KIND, VECTOR, FULL, UNROLL, STAGES, UNIT, FACTORS,
-                PLAIN, STAGED, MOST,
+                grads, places, factors, begin, place, info, slot, live, alike, partials, values, state, handed, seed,
+                WIDTH, BLOCK, KIND, FULL, UNROLL, UNIT, FACTORS, PLAIN, STAGED, MOST, True,
             )  # fmt: skip
         else:
             segment = segment_of(layout, slot, ALL)
             lowest = tl.min(tl.where(live, segment, 2147483647), 0)
             highest = tl.max(tl.where(live, segment, -1), 0)
             for s in range(lowest, highest + 1):
+                found = _segment(layout, hyper, staged_at, s, BLOCK, VECTOR, FULL, STAGED)
                 _rows(
-                    grads, places, factors, begin, place, info, slot, live & (segment == s), s, partials, values,
-                    state, handed, staged_at, layout, hyper, seed, WIDTH, BLOCK, KIND, VECTOR, FULL, UNROLL, STAGES,
-                    UNIT, FACTORS, PLAIN, STAGED, MOST,
+                    grads, places, factors, begin, place, info, slot, live & (segment == s), found, partials, values,
+                    state, handed, seed, WIDTH, BLOCK, KIND, FULL, UNROLL, UNIT, FACTORS, PLAIN, STAGED, MOST,
+                    False,
                 )  # fmt: skip
 
 
@@ -166,68 +176,79 @@ def update_kernel(
     hyper, seed, spans,
     WIDTH: tl.constexpr, BLOCKS: tl.constexpr, KINDS: tl.constexpr, TILES: tl.constexpr, VECTORS: tl.constexpr,
     FULL: tl.constexpr, FIRSTS: tl.constexpr, COUNTS: tl.constexpr, ALL: tl.constexpr, UNROLL: tl.constexpr,
-    STAGES: tl.constexpr, UNIT: tl.constexpr, FACTORS: tl.constexpr, PLAIN: tl.constexpr, STAGED: tl.constexpr,
+    UNIT: tl.constexpr, FACTORS: tl.constexpr, PLAIN: tl.constexpr, STAGED: tl.constexpr,
 ):  # fmt: skip
     """Each program's share of the list; `TILES` of a class are those of long, of short and of single entries."""
     for c in tl.static_range(len(BLOCKS)):
+        long = list_end(ends, c * LIST_KINDS + LONG - 1, spans)
+        short = list_end(ends, c * LIST_KINDS + SHORT - 1, spans)
+        single = list_end(ends, c * LIST_KINDS + SINGLE - 1, spans)
+        end = list_end(ends, c * LIST_KINDS + SINGLE, spans)
+        alike = _segment(layout, hyper, staged_at, FIRSTS[c], BLOCKS[c], VECTORS[c], FULL[c], STAGED)
         _entries(
-            grads, places, factors, ends, begins, infos, slots, firsts, partials, values, state, handed, staged_at,
-            layout, hyper, seed, c * LIST_KINDS + LONG, spans, WIDTH, BLOCKS[c], KINDS[c], TILES[c][0], VECTORS[c],
-            FULL[c], FIRSTS[c], COUNTS[c], ALL, UNROLL, STAGES, UNIT, FACTORS, PLAIN, STAGED, 0,
+            grads, places, factors, begins, infos, slots, firsts, partials, values, state, handed, staged_at, layout,
+            hyper, seed, alike, long, short, WIDTH, BLOCKS[c], KINDS[c], TILES[c][0], VECTORS[c], FULL[c], COUNTS[c],
+            ALL, UNROLL, UNIT, FACTORS, PLAIN, STAGED, 0,
         )  # fmt: skip
         _entries(
-            grads, places, factors, ends, begins, infos, slots, firsts, partials, values, state, handed, staged_at,
-            layout, hyper, seed, c * LIST_KINDS + SHORT, spans, WIDTH, BLOCKS[c], KINDS[c], TILES[c][1], VECTORS[c],
-            FULL[c], FIRSTS[c], COUNTS[c], ALL, UNROLL, STAGES, UNIT, FACTORS, PLAIN, STAGED, 4,
+            grads, places, factors, begins, infos, slots, firsts, partials, values, state, handed, staged_at, layout,
+            hyper, seed, alike, short, single, WIDTH, BLOCKS[c], KINDS[c], TILES[c][1], VECTORS[c], FULL[c], COUNTS[c],
+            ALL, UNROLL, UNIT, FACTORS, PLAIN, STAGED, 4,
         )  # fmt: skip
         _entries(
-            grads, places, factors, ends, begins, infos, slots, firsts, partials, values, state, handed, staged_at,
-            layout, hyper, seed, c * LIST_KINDS + SINGLE, spans, WIDTH, BLOCKS[c], KINDS[c], TILES[c][2], VECTORS[c],
-            FULL[c], FIRSTS[c], COUNTS[c], ALL, UNROLL, STAGES, UNIT, FACTORS, PLAIN, STAGED, 1,
+            grads, places, factors, begins, infos, slots, firsts, partials, values, state, handed, staged_at, layout,
+            hyper, seed, alike, single, end, WIDTH, BLOCKS[c], KINDS[c], TILES[c][2], VECTORS[c], FULL[c], COUNTS[c],
+            ALL, UNROLL, UNIT, FACTORS, PLAIN, STAGED, 1,
         )  # fmt: skip
 
 
 @jit
-def _parts(rows, lookups, block, slot, PARTS: tl.constexpr):
-    """Which of the spans from `block` on have a part of the row: rows are sorted, so those that begin with it."""
-    start = SPAN * (block + tl.arange(0, PARTS))
-    return tl.load(rows + start, mask=start < lookups, other=-1) == slot
+def _parts(rows, lookups, block, slot):
+    """Which of 64 blocks have a part of a row: rows are sorted, so those that begin with its slot."""
+    start = SPAN * (block + tl.arange(0, 64))
+    return (tl.load(rows + start, mask=start < lookups, other=-1) == slot).to(tl.int32)
 
 
 @jit
 def _join(
-    rows, lookups, block, slot, segment, partials, values, state, handed, staged_at, layout, hyper, seed,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, VECTOR: tl.constexpr, FULL: tl.constexpr,
+    rows, lookups, block, slot, found, partials, values, state, handed, seed,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, FULL: tl.constexpr, UNROLL: tl.constexpr,
     PLAIN: tl.constexpr, STAGED: tl.constexpr,
 ):  # fmt: skip
     """Adds up the parts of a row that goes on from its block to the next ones, and uses the sum."""
-    PARTS: tl.constexpr = 8192 // BLOCK if BLOCK >= 128 else 64  # that are asked for at once
     columns = tl.arange(0, BLOCK)
     whole = tl.full([1], 1, tl.int1)
-    dim, first, base, state_base = _segment(layout, segment, BLOCK, VECTOR, FULL)
+    dim, first, base, state_base, here, handed_base, settings = found
     state += state_base
     slot = tl.full([1], 0, tl.int32) + slot
     local = slot - first
-    hot = _here(layout, segment, local, whole, STAGED)
+    hot = (whole & (local < here)) if STAGED else whole
     at = values + (base + local.to(tl.int64) * dim)[:, None] + columns[None, :]
-    row = tl.load(at, mask=within(hot, columns, dim, FULL), other=0.0).to(tl.float32)
-    one, two = state_of(state, local, hot, columns, dim, KIND, FULL)
-    has = _parts(rows, lookups, block + 1, slot, PARTS)
+    row = take(at, within(hot, columns, dim, FULL), FULL and not STAGED)
+    one, two = state_of(state, local, hot, columns, dim, KIND, FULL, not STAGED)
     far = tl.zeros([1], tl.int64)  # counts in int64
-    at = partials + ((far + block) * (2 * WIDTH) + WIDTH)[:, None] + columns[None, :]
-    grad = tl.load(at, mask=within(whole, columns, dim, FULL), other=0.0)
-    grad = decayed(grad, row, hyper, segment, PLAIN)
+    parts = partials + ((far + block) * (2 * WIDTH))[:, None] + columns[None, :]
+    grad = take(parts + WIDTH, within(whole, columns, dim, FULL), FULL)
+    grad = decayed(grad, row, settings, PLAIN)
+    has = _parts(rows, lookups, block + 1, slot)
     going = 1
     while going > 0:
-        has_ahead = _parts(rows, lookups, block + going + PARTS, slot, PARTS)
-        part = (far + block + going + tl.arange(0, PARTS)) * (2 * WIDTH)
-        each = tl.load(partials + part[:, None] + columns[None, :], mask=within(has, columns, dim, FULL), other=0.0)
-        grad += tl.sum(each, 0)[None, :]
-        going = tl.where(tl.sum(has_ahead.to(tl.int32), 0) > 0, going + PARTS, 0)
+        has_ahead = _parts(rows, lookups, block + going + 64, slot)
+        count = tl.sum(has, 0)
+        many = count // UNROLL * UNROLL
+        for k in range(0, many, UNROLL):
+            for j in tl.static_range(UNROLL):
+                part = parts + ((far + going + k + j) * (2 * WIDTH))[:, None]
+                grad += take(part, within(whole, columns, dim, FULL), FULL)
+        for k in range(many, count, FEW):
+            for j in tl.static_range(FEW):
+                part = parts + ((far + going + k + j) * (2 * WIDTH))[:, None]
+                grad += tl.load(part, mask=within(whole & (k + j < count), columns, dim, FULL), other=0.0)
+        going = tl.where(count == 64, going + 64, 0)
         has = has_ahead
     finish(
-        grad, row, one, two, slot, local, whole, columns, dim, base, state, values, handed, staged_at, segment, layout,
-        hyper, seed, BLOCK, KIND, VECTOR, FULL, PLAIN, STAGED,
+        grad, row, one, two, slot, local, whole, columns, dim, base, here, handed_base, state, values, handed,
+        settings, seed, BLOCK, KIND, FULL, PLAIN, STAGED,
     )  # fmt: skip
 
 
@@ -235,27 +256,29 @@ def _join(
 def join_kernel(
     rows, ends, begins, slots, lookups, spans, partials, values, state, handed, staged_at, layout, hyper, seed,
     WIDTH: tl.constexpr, BLOCKS: tl.constexpr, KINDS: tl.constexpr, VECTORS: tl.constexpr, FULL: tl.constexpr,
-    PLAIN: tl.constexpr, STAGED: tl.constexpr, SEGMENTS: tl.constexpr,
+    UNROLL: tl.constexpr, PLAIN: tl.constexpr, STAGED: tl.constexpr, SEGMENTS: tl.constexpr,
 ):  # fmt: skip
     """The rows that were summed in parts, each program every so many of them."""
     first = list_end(ends, len(BLOCKS) * LIST_KINDS - 1, spans)
     last = list_end(ends, len(BLOCKS) * LIST_KINDS, spans)
+    alike = _segment(layout, hyper, staged_at, 0, BLOCKS[0], VECTORS[0], FULL[0], STAGED)
     for entry in range(first + tl.program_id(0), last, tl.num_programs(0)):
         block = tl.load(begins + entry) // SPAN
         slot = tl.load(slots + entry)
         if SEGMENTS == 1:
             _join(
-                rows, lookups, block, slot, 0, partials, values, state, handed, staged_at, layout, hyper, seed,
-                WIDTH, BLOCKS[0], KINDS[0], VECTORS[0], FULL[0], PLAIN, STAGED,
+                rows, lookups, block, slot, alike, partials, values, state, handed, seed, WIDTH, BLOCKS[0], KINDS[0],
+                FULL[0], UNROLL, PLAIN, STAGED,
             )  # fmt: skip
         else:
             segment = segment_of(layout, slot, SEGMENTS)
             kind = tl.load(layout + segment * LAYOUT_COLUMNS + CLASS)
             for c in tl.static_range(len(BLOCKS)):
                 if kind == c:
+                    found = _segment(layout, hyper, staged_at, segment, BLOCKS[c], VECTORS[c], FULL[c], STAGED)
                     _join(
-                        rows, lookups, block, slot, segment, partials, values, state, handed, staged_at, layout,
-                        hyper, seed, WIDTH, BLOCKS[c], KINDS[c], VECTORS[c], FULL[c], PLAIN, STAGED,
+                        rows, lookups, block, slot, found, partials, values, state, handed, seed, WIDTH, BLOCKS[c],
+                        KINDS[c], FULL[c], UNROLL, PLAIN, STAGED,
                     )  # fmt: skip
 
 

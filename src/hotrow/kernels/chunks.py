@@ -52,7 +52,7 @@ def segment_of(layout, slot, SEGMENTS: tl.constexpr):
 @jit
 def list_end(ends, kind, spans):
     """Where entries of a kind end, counted over all classes; those of kind -1 end where the list begins."""
-    return tl.load(ends + (kind + 1) * spans - 1, mask=kind >= 0, other=0)
+    return tl.load(ends + (kind + 1) * spans - 1, mask=kind >= 0, other=0, eviction_policy="evict_last")
 
 
 @jit
@@ -124,7 +124,7 @@ def chunk_kernel(
         tl.store(sorted_places + lookup, place, mask=live)
         if FACTORS:
             tl.store(sorted_factors + lookup, tl.load(factors + source, mask=live, other=0.0), mask=live)
-    # Four buckets by length, counted by one sum: eight bits each. Two are long, and parts are of the first; two are short.
+    # Four buckets by length, counted by one sum: eight bits each. The first two are long, with parts in the first.
     shorter = (length <= 16).to(tl.int32) + (length <= 4).to(tl.int32) + (length <= 2).to(tl.int32)
     shift = tl.where(info < FROM_BEFORE, shorter, 0) * 8
     one = tl.full([EACH, SPAN], 1, tl.int32) << shift

@@ -19,9 +19,12 @@ from hotrow.kernels.shape import BLOCKS, COLUMNS, FROM, MEMBERS, SAMPLES, SEGMEN
 @kernel()
 def contract_kernel(
     out, grads, members, member_starts, segments, SEGMENTS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
-    VECTOR: tl.constexpr, UNROLL: tl.constexpr,
+    VECTOR: tl.constexpr, UNROLL: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """A tile of unique samples by a block of columns; segments without members are copied."""
+    """A tile of unique samples by a block of columns; segments without members are copied.
+
+    `WHOLE` if every segment is as wide as some whole blocks.
+    """
     program = tl.program_id(0)
     which = tl.arange(0, SEGMENTS)
     begins = tl.load(segments + which * SEGMENT_COLUMNS + BLOCKS)
@@ -39,14 +42,19 @@ def contract_kernel(
     if group >= 0:
         member = tl.load(member_starts + group + sample, mask=live, other=0)
         count = tl.load(member_starts + group + sample + 1, mask=live, other=0) - member
-        most = tl.max(count, 0)
-        for m in range(0, most, UNROLL):
+        # What all samples of the tile have needs no mask, which leaves the assembler free to ask for much at once.
+        full = tl.min(count, 0) // UNROLL * UNROLL if WHOLE else 0
+        for m in range(0, full, UNROLL):
+            for j in tl.static_range(UNROLL):
+                row = tl.load(members + member + m + j).to(tl.int64)
+                each = tl.load(source + (row * width)[:, None] + columns[None, :], eviction_policy="evict_first")
+                total += each.to(tl.float32)
+        for m in range(full, tl.max(count, 0), UNROLL):
             for j in tl.static_range(UNROLL):
                 has = m + j < count
                 row = tl.load(members + member + m + j, mask=has, other=0).to(tl.int64)
-                at_row = source + (row * width)[:, None] + columns[None, :]
-                inner = has[:, None] & inside
-                total += tl.load(at_row, mask=inner, other=0.0, eviction_policy="evict_first").to(tl.float32)
+                place = (row * width)[:, None] + columns[None, :]
+                total += tl.load(source + place, mask=has[:, None] & inside, other=0.0).to(tl.float32)
     else:
         place = (sample.to(tl.int64) * width)[:, None] + columns[None, :]
         total += tl.load(source + place, mask=live[:, None] & inside, other=0.0).to(tl.float32)

@@ -29,7 +29,8 @@ from hotrow.kernels.pooling import lookup_kernel, lookup_twin
 from hotrow.kernels.shape import CONTRACT_BLOCK, CONTRACT_TILE, CONTRACT_UNROLL
 from hotrow.kernels.unique import run_numbers, runs_kernel, sorted_order, unique_twin
 
-JOIN_PROGRAMS = 1056  # enough for the longest row to be one of the first
+JOIN_PROGRAMS = 2048  # enough for every long row to be at work at once, on most batches
+JOIN_ELEMENTS, JOIN_REGISTERS = 4096, 224  # of the parts of a row that are asked for at once, and what that takes
 
 
 def operation(name: str, mutates_args: Sequence[str]) -> Callable[[Callable[..., Any]], Any]:
@@ -45,8 +46,9 @@ def operation(name: str, mutates_args: Sequence[str]) -> Callable[[Callable[...,
 
 
 def run(made: Any, *arguments: Any) -> Any:
-    """Calls an operation, directly where it makes no difference."""
-    traced = torch.compiler.is_compiling() or any(isinstance(a, Tensor) and type(a) is not Tensor for a in arguments)
+    """Calls an operation, directly where it makes no difference: not while it is traced, nor on fake tensors."""
+    first = arguments[0] if arguments[0] is not None else arguments[1]
+    traced = torch.compiler.is_compiling() or type(first) is not Tensor
     return made(*arguments) if traced else made.direct(*arguments)
 
 
@@ -76,9 +78,9 @@ def lookup(
     full: Sequence[bool],
     tiles: Sequence[int],
     unroll: int,
-    stages: int,
     warps: int,
     rounds: int,
+    registers: int,
 ) -> Tensor:
     """Results of a batch, flat: see `BatchShape`."""
     if not runs_kernels(slots):
@@ -90,8 +92,8 @@ def lookup(
         lookup_kernel[(programs,)](
             out, values, staged, staged_at, slots, offsets, slots if weights is None else weights, members,
             member_starts, features, units, even, rounds, power_of_two(len(features)), tuple(blocks), tuple(tiles),
-            tuple(vectors), tuple(full), unroll, stages, out_vector, weights is not None, staged.numel() > 0, expanded,
-            num_warps=warps,
+            tuple(vectors), tuple(full), unroll, out_vector, weights is not None, staged.numel() > 0, expanded,
+            num_warps=warps, registers=registers,
         )  # fmt: skip
     return out
 
@@ -208,8 +210,8 @@ def update(
     short: Sequence[int],
     single: Sequence[int],
     unroll: int,
-    stages: int,
     share: int,
+    registers: int,
 ) -> None:
     """Sums each row's gradient over its lookups; updates rows that live here, hands out the others' sums."""
     if len(rows) == 0:
@@ -228,13 +230,13 @@ def update(
     update_kernel[(-(-n // share),)](
         grads, places, grads if factors is None else factors, ends, begins, infos, slots, firsts, partials, *shared,
         spans, width, *classes, tuple(zip(long, short, single, strict=True)), tuple(vectors), tuple(full),
-        tuple(first_segments), tuple(segment_counts), len(layout), unroll, stages, unit, factors is not None, plain,
-        staged, num_warps=1,
+        tuple(first_segments), tuple(segment_counts), len(layout), unroll, unit, factors is not None, plain,
+        staged, num_warps=1, registers=registers,
     )  # fmt: skip
     if spans > 2:  # or no row is long enough to have parts
         join_kernel[(min(JOIN_PROGRAMS, spans),)](
             rows, ends, begins, slots, n, spans, partials, *shared, width, *classes, tuple(vectors), tuple(full),
-            plain, staged, len(layout), num_warps=4,
+            max(1, JOIN_ELEMENTS // width), plain, staged, len(layout), num_warps=1, registers=JOIN_REGISTERS,
         )  # fmt: skip
 
 
@@ -245,7 +247,14 @@ def _(*arguments):  # type: ignore[no-untyped-def]
 
 @operation("hotrow::contract", mutates_args=())
 def contract(
-    grads: Tensor, members: Tensor, member_starts: Tensor, segments: Tensor, programs: int, size: int, vector: int
+    grads: Tensor,
+    members: Tensor,
+    member_starts: Tensor,
+    segments: Tensor,
+    programs: int,
+    size: int,
+    vector: int,
+    whole: bool,
 ) -> Tensor:
     """Gradients of expanded results summed over the samples of each unique sample: flat, float32."""
     if not runs_kernels(grads):
@@ -253,14 +262,14 @@ def contract(
     out = torch.empty(size, device=grads.device)
     if programs:
         contract_kernel[(programs,)](
-            out, grads, members, member_starts, segments, len(segments), CONTRACT_TILE, CONTRACT_BLOCK, vector, CONTRACT_UNROLL,
-            num_warps=1,
+            out, grads, members, member_starts, segments, len(segments), CONTRACT_TILE, CONTRACT_BLOCK, vector,
+            CONTRACT_UNROLL, whole, num_warps=1,
         )  # fmt: skip
     return out
 
 
 @contract.register_fake
-def _(grads, members, member_starts, segments, programs, size, vector):  # type: ignore[no-untyped-def]
+def _(grads, members, member_starts, segments, programs, size, vector, whole):  # type: ignore[no-untyped-def]
     return grads.new_empty(size, dtype=torch.float32)
 
 

@@ -63,8 +63,15 @@ def cell_lookups(at, offsets, cell, live):
         begin = (tl.load(offsets + offset) + shift + cell).to(tl.int32)
         end = begin + 1
     else:
-        begin = (tl.load(offsets + offset + cell, mask=live, other=0) + shift).to(tl.int32)
-        end = (tl.load(offsets + offset + cell + 1, mask=live, other=0) + shift).to(tl.int32)
+        begin, end = bag_lookups(offsets + offset, shift, cell, live)
+    return begin, tl.where(live, end, begin)
+
+
+@jit
+def bag_lookups(offsets, shift, cell, live):
+    """The same for a pooled feature, whose offsets begin at `offsets`."""
+    begin = (tl.load(offsets + cell, mask=live, other=0) + shift).to(tl.int32)
+    end = (tl.load(offsets + cell + 1, mask=live, other=0) + shift).to(tl.int32)
     return begin, tl.where(live, end, begin)
 
 
@@ -75,34 +82,64 @@ def within(rows, columns, dim, FULL: tl.constexpr):
 
 
 @jit
+def take(at, mask, ALL: tl.constexpr):
+    """What lies at `at`, in float32, 0 where it is masked; without a mask if `ALL` is there.
+
+    Of masked loads the assembler asks for a few at a time, of others for as many as there are registers.
+    """
+    taken = tl.load(at) if ALL else tl.load(at, mask=mask, other=0.0)
+    return taken.to(tl.float32)
+
+
+@jit
 def whole_vectors(dim, BLOCK: tl.constexpr, VECTOR: tl.constexpr, FULL: tl.constexpr):
     """The dim in a form that says how far it can be divided, so that loads are wide; a constant where it is one."""
     return BLOCK if FULL else dim // VECTOR * VECTOR
 
 
 @jit
-def _row(values, staged, base, staged_base, local, here, has, columns, dim, FULL: tl.constexpr, STAGED: tl.constexpr):
-    """Some rows of one segment, by their number in it."""
+def _row(
+    values, staged, base, staged_base, local, here, has, columns, dim, FULL: tl.constexpr, STAGED: tl.constexpr,
+    ALL: tl.constexpr,
+):  # fmt: skip
+    """Some rows of one segment, by their number in it; `ALL` if none is to be masked."""
     place = (base + local.to(tl.int64) * dim)[:, None] + columns[None, :]
-    hot = (has & (local < here)) if STAGED else has
-    row = tl.load(values + place, mask=within(hot, columns, dim, FULL), other=0.0).to(tl.float32)
     if STAGED:
+        row = take(values + place, within(has & (local < here), columns, dim, FULL), False)
         place = (staged_base + (local - here).to(tl.int64) * dim)[:, None] + columns[None, :]
-        cold = within(has & (local >= here), columns, dim, FULL)
-        row += tl.load(staged + place, mask=cold, other=0.0).to(tl.float32)
+        row += take(staged + place, within(has & (local >= here), columns, dim, FULL), False)
+    else:
+        row = take(values + place, within(has, columns, dim, FULL), FULL and ALL)
     return row
 
 
 @jit
+def _add(
+    total, share, values, staged, base, staged_base, slots, weights, begin, length, k, first, here, columns, dim,
+    FULL: tl.constexpr, WEIGHTED: tl.constexpr, STAGED: tl.constexpr, ALL: tl.constexpr,
+):  # fmt: skip
+    """Adds the row of each cell's k-th lookup, of those that have so many, or of `ALL`."""
+    has = k < length
+    slot = tl.load(slots + begin + k) if ALL else tl.load(slots + begin + k, mask=has, other=0)
+    local = slot - first
+    row = _row(values, staged, base, staged_base, local, here, has, columns, dim, FULL, STAGED, ALL)
+    if WEIGHTED:
+        weight = tl.load(weights + begin + k, mask=has, other=0.0)
+        share += weight
+        row *= weight[:, None]
+    return total + row, share
+
+
+@jit
 def _pool(
-    to, values, staged, base, staged_base, slots, offsets, weights, members, member_starts, at, group, cell, cells,
-    first, here, columns, dim, stride,
-    BLOCK: tl.constexpr, TILE: tl.constexpr, FULL: tl.constexpr, UNROLL: tl.constexpr, STAGES: tl.constexpr,
-    WEIGHTED: tl.constexpr, STAGED: tl.constexpr, EXPANDED: tl.constexpr,
+    to, values, staged, base, staged_base, slots, offsets, shift, weights, members, member_starts, group, mean, cell,
+    cells, first, here, columns, dim, stride,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, FULL: tl.constexpr, UNROLL: tl.constexpr, WEIGHTED: tl.constexpr,
+    STAGED: tl.constexpr, EXPANDED: tl.constexpr,
 ):  # fmt: skip
     """One tile of cells of one pooled feature."""
     live = cell < cells
-    begin, end = cell_lookups(at, offsets, cell, live)
+    begin, end = bag_lookups(offsets, shift, cell, live)
     length = end - begin
     member = cell
     last = cell
@@ -111,17 +148,20 @@ def _pool(
         last = tl.load(member_starts + group + cell + 1, mask=live, other=0)
     total = tl.zeros([TILE, BLOCK], tl.float32)
     share = tl.zeros([TILE], tl.float32)
-    for k in tl.range(0, tl.max(length, 0), UNROLL, num_stages=STAGES):
+    all = tl.min(length, 0) // UNROLL * UNROLL  # lookups that each cell of the tile has
+    for k in range(0, all, UNROLL):
         for j in tl.static_range(UNROLL):
-            has = k + j < length
-            local = tl.load(slots + begin + k + j, mask=has, other=0) - first
-            row = _row(values, staged, base, staged_base, local, here, has, columns, dim, FULL, STAGED)
-            if WEIGHTED:
-                weight = tl.load(weights + begin + k + j, mask=has, other=0.0)
-                share += weight
-                row *= weight[:, None]
-            total += row
-    if tl.load(at + POOLING) == MEAN:
+            total, share = _add(
+                total, share, values, staged, base, staged_base, slots, weights, begin, length, k + j, first, here,
+                columns, dim, FULL, WEIGHTED, STAGED, True,
+            )  # fmt: skip
+    for k in range(all, tl.max(length, 0), UNROLL):
+        for j in tl.static_range(UNROLL):
+            total, share = _add(
+                total, share, values, staged, base, staged_base, slots, weights, begin, length, k + j, first, here,
+                columns, dim, FULL, WEIGHTED, STAGED, False,
+            )  # fmt: skip
+    if mean:
         if not WEIGHTED:
             share = tl.maximum(length, 1).to(tl.float32)
         total = total * tl.where(share == 0.0, 0.0, 1.0 / tl.where(share == 0.0, 1.0, share))[:, None]
@@ -143,8 +183,7 @@ def _pool(
 def _feature(
     out, values, staged, staged_at, slots, offsets, weights, members, member_starts, at, block, rounds,
     BLOCK: tl.constexpr, TILE: tl.constexpr, VECTOR: tl.constexpr, FULL: tl.constexpr, UNROLL: tl.constexpr,
-    STAGES: tl.constexpr, OUT_VECTOR: tl.constexpr, WEIGHTED: tl.constexpr, STAGED: tl.constexpr,
-    EXPANDED: tl.constexpr,
+    OUT_VECTOR: tl.constexpr, WEIGHTED: tl.constexpr, STAGED: tl.constexpr, EXPANDED: tl.constexpr,
 ):  # fmt: skip
     """Some tiles of cells of one feature, one after another."""
     columns = tl.arange(0, BLOCK)
@@ -157,14 +196,17 @@ def _feature(
     stride = tl.load(at + STRIDE) // OUT_VECTOR * OUT_VECTOR
     to = out + tl.load(at + OUT) // OUT_VECTOR * OUT_VECTOR
     group = tl.load(at + EXPAND) if EXPANDED else -1
+    shift = tl.load(at + LOOKUPS)
+    pooling = tl.load(at + POOLING)
+    offsets += tl.load(at + OFFSETS)
     cell = block * (rounds * TILE) + tl.arange(0, TILE)
-    if tl.load(at + POOLING) == SEQUENCE:
-        start = (tl.load(offsets + tl.load(at + OFFSETS)) + tl.load(at + LOOKUPS)).to(tl.int32)
-        for r in tl.range(0, rounds, num_stages=STAGES):
+    if pooling == SEQUENCE:
+        start = (tl.load(offsets) + shift).to(tl.int32)
+        for r in range(rounds):
             mine = cell + r * TILE
             live = mine < cells
             local = tl.load(slots + start + mine, mask=live, other=0) - first
-            row = _row(values, staged, base, staged_base, local, here, live, columns, dim, FULL, STAGED)
+            row = _row(values, staged, base, staged_base, local, here, live, columns, dim, FULL, STAGED, False)
             place = (mine.to(tl.int64) * stride)[:, None] + columns[None, :]
             tl.store(
                 to + place, row.to(out.dtype.element_ty), mask=within(live, columns, dim, FULL), cache_modifier=".cs"
@@ -172,8 +214,8 @@ def _feature(
     else:
         for r in range(rounds):
             _pool(
-                to, values, staged, base, staged_base, slots, offsets, weights, members, member_starts, at, group,
-                cell + r * TILE, cells, first, here, columns, dim, stride, BLOCK, TILE, FULL, UNROLL, STAGES,
+                to, values, staged, base, staged_base, slots, offsets, shift, weights, members, member_starts, group,
+                pooling == MEAN, cell + r * TILE, cells, first, here, columns, dim, stride, BLOCK, TILE, FULL, UNROLL,
                 WEIGHTED, STAGED, EXPANDED,
             )  # fmt: skip
 
@@ -182,8 +224,8 @@ def _feature(
 def lookup_kernel(
     out, values, staged, staged_at, slots, offsets, weights, members, member_starts, features, units, even, rounds,
     FEATURES: tl.constexpr, BLOCKS: tl.constexpr, TILES: tl.constexpr, VECTORS: tl.constexpr, FULL: tl.constexpr,
-    UNROLL: tl.constexpr, STAGES: tl.constexpr, OUT_VECTOR: tl.constexpr, WEIGHTED: tl.constexpr,
-    STAGED: tl.constexpr, EXPANDED: tl.constexpr,
+    UNROLL: tl.constexpr, OUT_VECTOR: tl.constexpr, WEIGHTED: tl.constexpr, STAGED: tl.constexpr,
+    EXPANDED: tl.constexpr,
 ):  # fmt: skip
     feature, block = feature_of(tl.program_id(0), units, even, FEATURES)
     at = features + feature * FEATURE_COLUMNS
@@ -192,7 +234,7 @@ def lookup_kernel(
         if kind == c:
             _feature(
                 out, values, staged, staged_at, slots, offsets, weights, members, member_starts, at, block, rounds,
-                BLOCKS[c], TILES[c], VECTORS[c], FULL[c], UNROLL, STAGES, OUT_VECTOR, WEIGHTED, STAGED, EXPANDED,
+                BLOCKS[c], TILES[c], VECTORS[c], FULL[c], UNROLL, OUT_VECTOR, WEIGHTED, STAGED, EXPANDED,
             )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hotrow.kernels.backend import jit, tl
-from hotrow.kernels.pooling import within
+from hotrow.kernels.pooling import take, within
 from hotrow.kernels.rounding import random_bits, rounded
 from hotrow.kernels.tables import (
     ADAGRAD,
@@ -23,9 +23,7 @@ from hotrow.kernels.tables import (
     CLIP_VALUE,
     DECAY,
     EPS,
-    HOT,
     HYPER_COLUMNS,
-    LAYOUT_COLUMNS,
     RATE,
     REST1,
     REST2,
@@ -35,99 +33,107 @@ from hotrow.kernels.tables import (
 
 
 @jit
-def state_of(state, local, hot, columns, dim, KIND: tl.constexpr, FULL: tl.constexpr):
-    """The optimizer state of some rows: up to two tensors, by the kind of optimizer."""
+def state_of(state, local, hot, columns, dim, KIND: tl.constexpr, FULL: tl.constexpr, ALL: tl.constexpr):
+    """The optimizer state of some rows: up to two tensors, by the kind of optimizer; `ALL` if all rows have one."""
     if KIND == SGD:
         one = 0.0
         two = 0.0
     elif KIND == ROWWISE:
-        one = tl.load(state + local, mask=hot, other=0.0)
+        one = take(state + local, hot, ALL)
         two = 0.0
     elif KIND == ADAGRAD:
         at = state + (local.to(tl.int64) * dim)[:, None] + columns[None, :]
-        one = tl.load(at, mask=within(hot, columns, dim, FULL), other=0.0)
+        one = take(at, within(hot, columns, dim, FULL), ALL and FULL)
         two = 0.0
     else:
         tl.static_assert(KIND == ADAM)
         at = state + (local.to(tl.int64) * (2 * dim))[:, None] + columns[None, :]
-        one = tl.load(at, mask=within(hot, columns, dim, FULL), other=0.0)
-        two = tl.load(at + dim, mask=within(hot, columns, dim, FULL), other=0.0)
+        one = take(at, within(hot, columns, dim, FULL), ALL and FULL)
+        two = take(at + dim, within(hot, columns, dim, FULL), ALL and FULL)
     return one, two
 
 
 @jit
-def decayed(grad, row, hyper, segment, PLAIN: tl.constexpr):
+def settings_of(hyper, segment):
+    """A segment's row of `Tables.hyper`, asked for at once; the compiler drops what an optimizer does not use."""
+    hyper += segment * HYPER_COLUMNS
+    return (
+        tl.load(hyper + RATE), tl.load(hyper + EPS), tl.load(hyper + DECAY), tl.load(hyper + CLIP_VALUE),
+        tl.load(hyper + CLIP_NORM), tl.load(hyper + BOUND), tl.load(hyper + BETA1), tl.load(hyper + BETA2),
+        tl.load(hyper + REST1), tl.load(hyper + REST2),
+    )  # fmt: skip
+
+
+@jit
+def decayed(grad, row, settings, PLAIN: tl.constexpr):
     """Weight decay added, unless clipping comes first.
 
-    Also where it is zero: a row that is needed here is asked for together with its gradient. Left for later, the
+    Also where it is zero: a row that is needed here is asked for together with its first gradients. Left for later, the
     assembler moves its load behind the sums, to save registers, and every row waits for memory twice.
     """
     if PLAIN:
-        grad += tl.load(hyper + segment * HYPER_COLUMNS + DECAY) * row
+        grad += settings[DECAY] * row
     return grad
 
 
 @jit
-def _prepared(grad, row, hyper):
+def _prepared(grad, row, settings):
     """The gradient clipped, and decay added."""
-    most = tl.load(hyper + CLIP_VALUE)
+    most = settings[CLIP_VALUE]
     most = tl.where(most > 0.0, most, float("inf"))
     grad = tl.minimum(tl.maximum(grad, -most), most)
-    longest = tl.load(hyper + CLIP_NORM)
+    longest = settings[CLIP_NORM]
     longest = tl.where(longest > 0.0, longest, float("inf"))
     norm = tl.sqrt(tl.sum(grad * grad, 1))
     scale = tl.where(norm > longest, longest / tl.maximum(norm, 1e-30), 1.0)
-    return grad * scale[:, None] + tl.load(hyper + DECAY) * row
+    return grad * scale[:, None] + settings[DECAY] * row
 
 
 @jit
 def _moved(
-    grad, row, state, one, two, local, hot, columns, dim, hyper, BLOCK: tl.constexpr, KIND: tl.constexpr,
+    grad, row, state, one, two, local, hot, columns, dim, settings, BLOCK: tl.constexpr, KIND: tl.constexpr,
     FULL: tl.constexpr,
 ):  # fmt: skip
     """The rows after one step of their optimizer; writes the state on."""
-    rate = tl.load(hyper + RATE)
+    rate = settings[RATE]
     if KIND == SGD:
         moved = row - rate * grad
     elif KIND == ROWWISE:
         squares = one + tl.sum(grad * grad, 1) / (BLOCK if FULL else dim.to(tl.float32))
         tl.store(state + local, squares, mask=hot)
-        moved = row - (rate / (tl.sqrt(squares) + tl.load(hyper + EPS)))[:, None] * grad
+        moved = row - (rate / (tl.sqrt(squares) + settings[EPS]))[:, None] * grad
     elif KIND == ADAGRAD:
         squares = one + grad * grad
         at = state + (local.to(tl.int64) * dim)[:, None] + columns[None, :]
         tl.store(at, squares, mask=within(hot, columns, dim, FULL))
-        moved = row - rate * grad / (tl.sqrt(squares) + tl.load(hyper + EPS))
+        moved = row - rate * grad / (tl.sqrt(squares) + settings[EPS])
     else:
-        moment = tl.load(hyper + BETA1) * one + tl.load(hyper + REST1) * grad
-        squares = tl.load(hyper + BETA2) * two + tl.load(hyper + REST2) * grad * grad
+        moment = settings[BETA1] * one + settings[REST1] * grad
+        squares = settings[BETA2] * two + settings[REST2] * grad * grad
         at = state + (local.to(tl.int64) * (2 * dim))[:, None] + columns[None, :]
         tl.store(at, moment, mask=within(hot, columns, dim, FULL))
         tl.store(at + dim, squares, mask=within(hot, columns, dim, FULL))
-        moved = row - rate * moment / (tl.sqrt(squares) + tl.load(hyper + EPS))
+        moved = row - rate * moment / (tl.sqrt(squares) + settings[EPS])
     return moved
 
 
 @jit
 def finish(
-    grad, row, one, two, slot, local, whole, columns, dim, base, state, values, handed, staged_at, segment, layout,
-    hyper, seed, BLOCK: tl.constexpr, KIND: tl.constexpr, VECTOR: tl.constexpr, FULL: tl.constexpr,
-    PLAIN: tl.constexpr, STAGED: tl.constexpr,
+    grad, row, one, two, slot, local, whole, columns, dim, base, here, handed_base, state, values, handed, settings,
+    seed, BLOCK: tl.constexpr, KIND: tl.constexpr, FULL: tl.constexpr, PLAIN: tl.constexpr, STAGED: tl.constexpr,
 ):  # fmt: skip
     """Uses the summed gradients of some rows of one segment: in place, or handed out where the row is staged."""
     hot = whole
     if STAGED:
-        here = tl.load(layout + segment * LAYOUT_COLUMNS + HOT).to(tl.int32)
         hot = whole & (local < here)
         cold = within(whole & (local >= here), columns, dim, FULL)
-        to = handed + tl.load(staged_at + segment) // VECTOR * VECTOR
+        to = handed + handed_base
         tl.store(to + ((local - here).to(tl.int64) * dim)[:, None] + columns[None, :], grad, mask=cold)
-    hyper += segment * HYPER_COLUMNS
     if not PLAIN:
-        grad = tl.where(within(hot, columns, dim, FULL), _prepared(grad, row, hyper), 0.0)
-    moved = _moved(grad, row, state, one, two, local, hot, columns, dim, hyper, BLOCK, KIND, FULL)
+        grad = tl.where(within(hot, columns, dim, FULL), _prepared(grad, row, settings), 0.0)
+    moved = _moved(grad, row, state, one, two, local, hot, columns, dim, settings, BLOCK, KIND, FULL)
     if not PLAIN:
-        bound = tl.load(hyper + BOUND)
+        bound = settings[BOUND]
         bound = tl.where(bound > 0.0, bound, float("inf"))
         moved = tl.minimum(tl.maximum(moved, -bound), bound)
     random = 0 if values.dtype.element_ty == tl.float32 else random_bits(tl.load(seed), slot, columns)

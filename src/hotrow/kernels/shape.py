@@ -36,7 +36,7 @@ FEATURE_COLUMNS = constant(16)
 # Columns of `BatchShape.segments`.
 FROM, TO, COLUMNS, SAMPLES, MEMBERS, BLOCKS = (constant(i) for i in range(6))
 SEGMENT_COLUMNS = constant(8)
-CONTRACT_TILE, CONTRACT_BLOCK = 2, 256  # unique samples by columns that one program contracts
+CONTRACT_TILE, CONTRACT_BLOCK = 1, 256  # unique samples by columns that one program contracts
 CONTRACT_UNROLL = 4  # and samples of each that it asks for at once
 
 
@@ -68,22 +68,30 @@ class BatchShape:
     size: int = field(init=False)  # elements of the flat results
     unique_size: int = field(init=False)  # and of the results on unique samples
     lookups: int = field(init=False)
+    bags: int = field(init=False)  # offsets that a batch has
+    kind: str = field(init=False)  # what tuned kernels are kept for: lookups of a cell to a power of two, if expanded
+    expanded: bool = field(init=False)  # whether a group's results are expanded to the batch
     contract_programs: int = field(init=False)
     contract_vector: int = field(init=False)
+    contract_whole: bool = field(init=False)
     out_vector: int = field(init=False)  # what every place in the results is a multiple of, up to 8
     unit: int = field(init=False)  # what every place in the results on unique samples is a multiple of
     matrices: list[tuple[int, int, int]] = field(init=False)  # begin, rows and width of each matrix of the results
 
     def __post_init__(self) -> None:
         rows, segments = self._rows()
+        self.bags = sum(len(group.features) * group.samples + 1 for group in self.groups)
+        self.expanded = any(group.expanded is not None for group in self.groups)
         self._cells = [row[2] for row in rows]
         self._classes = [row[8] for row in rows]
+        self.kind = f"{(self.lookups // max(1, sum(self._cells))).bit_length()}{'+' if self.expanded else ''}"
         self.out_vector = math.gcd(*(x for row in rows for x in (row[3], row[4])), 8)
         self.unit = math.gcd(*(x for row in rows for x in (row[7], row[4])), 64)
         device = self.tables.device
         self.features = torch.tensor(rows, dtype=torch.int64).to(device)
         self.contract_programs = _number_programs(segments)
         self.contract_vector = math.gcd(*(x for segment in segments for x in segment[:3]), 8)
+        self.contract_whole = all(segment[2] % CONTRACT_BLOCK == 0 for segment in segments)
         padding = [[0, 0, 1, 0, -1, 2**62, 0, 0]] * (power_of_two(len(segments)) - len(segments))
         self.segments = torch.tensor(segments + padding, dtype=torch.int64).to(device)
         self._units: dict[tuple[int, ...], tuple[Tensor, int, int]] = {}
@@ -92,11 +100,6 @@ class BatchShape:
                 f"A batch with {self.lookups:,} lookups and results of {self.unique_size:,} values is more than "
                 f"kernels can number (2^31 - 1); make it smaller."
             )
-
-    @property
-    def expanded(self) -> bool:
-        """Whether a group's results are expanded to the batch."""
-        return any(group.expanded is not None for group in self.groups)
 
     def units(self, tiles: tuple[int, ...]) -> tuple[Tensor, int, int]:
         """Where each feature's programs begin, padded, if one handles `tiles[class]` cells; how many there are in all;

@@ -125,9 +125,8 @@ def lookup(
     _check(shape, slots, offsets, weights)
     if shape.expanded and members is None:
         raise BatchError("A group is to be expanded, but nothing says which samples share a unique one: give members.")
-    blocks = [c.block for c in tables.classes]
-    config = config or chosen("lookup", tables.machine, blocks, tables.dtype, shape.lookups)
-    tiles = config.tiles(blocks)
+    config = config or chosen("lookup", tables.machine, tables.blocks, tables.dtype, shape.lookups, shape.kind)
+    tiles = config.tiles(tables.blocks)
     units, programs, even = shape.units(tuple(tile * config.share for tile in tiles))
     empty = tables.nothing
     results: Tensor = ops.run(
@@ -148,14 +147,14 @@ def lookup(
         dtype,
         shape.expanded,
         shape.out_vector,
-        blocks,
-        [c.vector for c in tables.classes],
-        [c.full for c in tables.classes],
+        tables.blocks,
+        tables.vectors,
+        tables.full,
         tiles,
         config.unroll,
-        config.stages,
         config.warps,
         config.share,
+        config.registers,
     )
     return results
 
@@ -192,9 +191,10 @@ def update(
             shape.contract_programs,
             shape.unique_size,
             shape.contract_vector,
+            shape.contract_whole,
         )
-    blocks = [c.block for c in tables.classes]
-    config = config or chosen("update", tables.machine, blocks, tables.dtype, shape.lookups)
+    blocks = tables.blocks
+    config = config or chosen("update", tables.machine, blocks, tables.dtype, shape.lookups, shape.kind)
     ops.run(
         ops.update,
         grads,
@@ -207,19 +207,19 @@ def update(
         tables.hyper,
         seed if seed is not None else tables.no_seed,
         blocks,
-        [c.kind for c in tables.classes],
-        [c.vector for c in tables.classes],
-        [c.full for c in tables.classes],
-        [c.first for c in tables.classes],
-        [c.segments for c in tables.classes],
+        tables.kinds,
+        tables.vectors,
+        tables.full,
+        tables.first_segments,
+        tables.segment_counts,
         tables.plain,
         shape.unit,
         config.tiles(blocks, FULL_LOAD),
         config.tiles(blocks, 2 * FULL_LOAD),
         config.tiles(blocks),
         config.unroll,
-        config.stages,
         config.share,
+        config.registers,
     )
 
 
@@ -231,15 +231,18 @@ def tune(
     grouping: Grouping,
     *,
     weights: Tensor | None = None,
+    members: Members | None = None,
 ) -> dict[str, Config]:
     """Measures the kernels on one real batch and keeps the best. Rows and state are put back as they were."""
-    device, blocks = slots.device, [c.block for c in tables.classes]
-    if device.type != "cuda" or shape.expanded:
+    device, blocks = slots.device, tables.blocks
+    if device.type != "cuda":
         return {}
     best = {}
-    key = key_of("lookup", tables.machine, blocks, tables.dtype, shape.lookups)
+    key = key_of("lookup", tables.machine, blocks, tables.dtype, shape.lookups, shape.kind)
     best["lookup"] = choose(
-        key, candidates("lookup", blocks), lambda c: lookup(tables, shape, slots, offsets, weights, config=c)
+        key,
+        candidates("lookup", blocks),
+        lambda c: lookup(tables, shape, slots, offsets, weights, members=members, config=c),
     )
     grads = torch.zeros(shape.size, device=device)
     touched = [
@@ -251,9 +254,9 @@ def tune(
         for t, spec in enumerate(tables.specs)
     ]
     kept = [(t, at, tables.rows_of(t)[at].clone(), tables.state_of(t)[at].clone()) for t, at in touched]
-    key = key_of("update", tables.machine, blocks, tables.dtype, shape.lookups)
+    key = key_of("update", tables.machine, blocks, tables.dtype, shape.lookups, shape.kind)
     best["update"] = choose(
-        key, candidates("update", blocks), lambda c: update(tables, shape, grouping, grads, config=c)
+        key, candidates("update", blocks), lambda c: update(tables, shape, grouping, grads, members=members, config=c)
     )
     for t, at, rows, state in kept:
         tables.rows_of(t)[at] = rows
@@ -286,10 +289,9 @@ def _places(
 def _check(shape: BatchShape, slots: Tensor, offsets: Tensor, weights: Tensor | None) -> None:
     if len(slots) != shape.lookups:
         raise BatchError(f"The batch has {shape.lookups:,} lookups, but {len(slots):,} rows are named.")
-    bags = sum(len(g.features) * g.samples + 1 for g in shape.groups)
-    if len(offsets) != bags:
+    if len(offsets) != shape.bags:
         raise BatchError(
-            f"The batch needs {bags:,} offsets (features x samples + 1 for each group), not {len(offsets):,}."
+            f"The batch needs {shape.bags:,} offsets (features x samples + 1 for each group), not {len(offsets):,}."
         )
     if weights is not None and len(weights) != shape.lookups:
         raise BatchError(f"The batch has {shape.lookups:,} lookups, but {len(weights):,} weights.")

@@ -110,6 +110,12 @@ class Tables:
     dtype: torch.dtype = torch.float32
     memory: str = "device"  # or "pinned": rows and state in host memory, which kernels reach over the link
     classes: tuple[Class, ...] = field(init=False)
+    blocks: tuple[int, ...] = field(init=False)  # of each class, as the next five
+    kinds: tuple[int, ...] = field(init=False)
+    vectors: tuple[int, ...] = field(init=False)
+    full: tuple[bool, ...] = field(init=False)
+    first_segments: tuple[int, ...] = field(init=False)
+    segment_counts: tuple[int, ...] = field(init=False)
     segment_of: tuple[int, ...] = field(init=False)
     first: tuple[int, ...] = field(init=False)  # each table's first slot
     staged_first: tuple[int, ...] = field(init=False)  # and its first staged one
@@ -122,6 +128,7 @@ class Tables:
     layout: Tensor = field(init=False)  # the same on the device, padded
     hyper: Tensor = field(init=False)
     machine: str = field(init=False)
+    plain: bool = field(init=False)  # whether no table clips or bounds
     nothing: Tensor = field(init=False)  # what kernels are given in place of what a batch does not have
     no_rows: Tensor = field(init=False)
     no_seed: Tensor = field(init=False)
@@ -140,6 +147,9 @@ class Tables:
         self.state = self._zeros(max(states, 1), torch.float32)
         self.hyper = torch.empty(len(rows), len(Rule().hyper(1)), device=self.device)
         self.machine = machine_name(self.device)
+        self.plain = all(spec.rule.plain for spec in self.specs)
+        columns = zip(*self.classes, strict=True)
+        self.blocks, self.kinds, self.vectors, self.full, self.first_segments, self.segment_counts = columns
         self.nothing = torch.empty(0, dtype=torch.int32, device=self.device)
         self.no_rows = torch.empty(0, device=self.device)
         self.no_seed = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -174,11 +184,6 @@ class Tables:
         """A view of one table's places in a buffer for staged rows or their gradients, `[staged, dim]`."""
         spec, begin = self.specs[table], self._staged_at[table]
         return buffer[begin : begin + spec.staged * spec.dim].view(spec.staged, spec.dim)
-
-    @property
-    def plain(self) -> bool:
-        """Whether no table clips or bounds."""
-        return all(spec.rule.plain for spec in self.specs)
 
     def _segments(self) -> list[list[int]]:
         """Tables that are alike, class after class."""

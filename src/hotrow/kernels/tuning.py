@@ -8,6 +8,7 @@ hold, which are those found on an H200.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import statistics
@@ -26,7 +27,8 @@ class Config(NamedTuple):
 
     `share` is, for the lookup, how many tiles one program takes one after another, and for the update how many lookups
     there are for each program. `across` says whether in the lookup features take turns or come one after another.
-    `stages` above 1 have rows on their way to shared memory while others are added up.
+    `registers` are the most a thread may have, 0 if the assembler is to say: it saves them, and asks for fewer rows at
+    a time.
     """
 
     elements: int
@@ -34,7 +36,7 @@ class Config(NamedTuple):
     warps: int = 1
     share: int = 1
     across: bool = False
-    stages: int = 1
+    registers: int = 0
 
     def tiles(self, blocks: Sequence[int], elements: int | None = None) -> tuple[int, ...]:
         """How many cells or rows of each class one program handles at a time.
@@ -45,7 +47,7 @@ class Config(NamedTuple):
         return _tiles(max(elements or self.elements, FULL_LOAD) * self.warps, blocks)
 
 
-DEFAULTS = {"lookup": Config(512, 1), "update": Config(512, 8, share=16)}
+DEFAULTS = {"lookup": Config(256, 4, share=2), "update": Config(512, 8, share=32, registers=80)}
 
 _chosen: dict[str, Config] | None = None
 
@@ -55,14 +57,19 @@ def machine_name(device: torch.device | str) -> str:
     return torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else torch.device(device).type
 
 
-def key_of(kernel: str, machine: str, blocks: Sequence[int], dtype: torch.dtype, lookups: int) -> str:
-    """What a choice belongs to."""
-    return f"{machine}|{kernel} 2|{'-'.join(map(str, blocks))}|{dtype}|{max(lookups, 1).bit_length()}"
+def key_of(kernel: str, machine: str, blocks: Sequence[int], dtype: torch.dtype, lookups: int, kind: str) -> str:
+    """What a choice belongs to; `kind` is `BatchShape.kind`."""
+    return f"{machine}|{kernel}|{'-'.join(map(str, blocks))}|{dtype}|{max(lookups, 1).bit_length()}|{kind}"
 
 
-def chosen(kernel: str, machine: str, blocks: Sequence[int], dtype: torch.dtype, lookups: int) -> Config:
+def chosen(kernel: str, machine: str, blocks: Sequence[int], dtype: torch.dtype, lookups: int, kind: str) -> Config:
     """The configuration to use: what was measured for this machine and shape, or the default."""
-    config = _known().get(key_of(kernel, machine, blocks, dtype, lookups), DEFAULTS[kernel])
+    return _choice(kernel, machine, tuple(blocks), dtype, lookups.bit_length(), kind)
+
+
+@functools.cache
+def _choice(kernel: str, machine: str, blocks: tuple[int, ...], dtype: torch.dtype, bits: int, kind: str) -> Config:
+    config = _known().get(key_of(kernel, machine, blocks, dtype, 1 << bits >> 1, kind), DEFAULTS[kernel])
     return config._replace(warps=1) if max(blocks) > WIDEST else config
 
 
@@ -70,10 +77,10 @@ def candidates(kernel: str, blocks: Sequence[int]) -> list[Config]:
     """What the autotuner tries."""
     if kernel == "lookup":
         warps = (1,) if max(blocks) > WIDEST else (1, 2)
-        ways = ((256, 4, 1), (512, 1, 1), (512, 2, 1), (512, 1, 3), (512, 1, 4), (1024, 1, 4))
-        return [Config(e, u, w, s, a, g) for w in warps for e, u, g in ways for s in (1, 2, 4) for a in (False, True)]
-    ways = ((512, 4, 1), (512, 8, 1), (512, 1, 5))
-    return [Config(e, u, share=s, stages=g) for e, u, g in ways for s in (8, 16, 32)]
+        sizes = ((128, 8, 0), (128, 8, 80), (256, 4, 0), (256, 4, 80), (512, 1, 0), (512, 1, 80), (512, 2, 80))
+        cuts = [(share, across) for share in (1, 2, 4) for across in (False, True)]
+        return [Config(e, u, w, *cut, r) for w in warps for e, u, r in sizes for cut in cuts]
+    return [Config(512, u, share=s, registers=r) for u in (4, 8) for r in (0, 80) for s in (8, 16, 32, 64)]
 
 
 def choose(key: str, tried: Sequence[Config], run: Callable[[Config], object], repeats: int = 5) -> Config:
@@ -81,6 +88,7 @@ def choose(key: str, tried: Sequence[Config], run: Callable[[Config], object], r
     times = {config: _milliseconds(lambda config=config: run(config), repeats) for config in tried}  # type: ignore[misc]
     best = min(times, key=lambda config: times[config])
     _known()[key] = best
+    _choice.cache_clear()
     _write()
     return best
 
@@ -89,6 +97,7 @@ def forget() -> None:
     """Drops what is known in memory; the file stays."""
     global _chosen
     _chosen = None
+    _choice.cache_clear()
 
 
 def cache_file() -> Path:
@@ -149,8 +158,8 @@ def _milliseconds(run: Callable[[], object], repeats: int) -> float:
     return statistics.median(times)
 
 
-def _config(elements: int, unroll: int, warps: int, share: int, across: bool, stages: int) -> Config:
-    return Config(int(elements), int(unroll), int(warps), int(share), bool(across), int(stages))
+def _config(elements: int, unroll: int, warps: int, share: int, across: bool, registers: int) -> Config:
+    return Config(int(elements), int(unroll), int(warps), int(share), bool(across), int(registers))
 
 
 def _tiles(elements: int, blocks: Sequence[int]) -> tuple[int, ...]:
