@@ -1,5 +1,7 @@
 """What only an accelerator can show; left out where there is none."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from cases import make
@@ -54,10 +56,13 @@ def test_rows_in_pinned_host_memory_are_looked_up_and_updated_from_the_kernel() 
     assert torch.equal(host.state, case.tables.state.cpu())
 
 
-def test_tuning_leaves_rows_and_state_as_they_were(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("expanded", [None, 30])
+def test_tuning_leaves_rows_and_state_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expanded: int | None
+) -> None:
     monkeypatch.setenv("HOTROW_CACHE", str(tmp_path))
-    case = make("cuda", [TableSpec(40, 12, Rule("adam"))], [([(0, "sum")], 16, None)])
+    case = make("cuda", [TableSpec(40, 12, Rule("adam"))], [([(0, "sum")], 16, expanded)])
     before = case.tables.values.clone(), case.tables.state.clone()
-    found = tune(case.tables, case.shape, case.slots, case.offsets, case.grouping)
+    found = tune(case.tables, case.shape, case.slots, case.offsets, case.grouping, members=case.members)
     assert set(found) == {"lookup", "update"} and (tmp_path / "kernels.json").exists()
     assert torch.equal(case.tables.values, before[0]) and torch.equal(case.tables.state, before[1])
