@@ -4,6 +4,7 @@ import subprocess
 import sys
 import warnings
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -40,6 +41,63 @@ def test_falling_back_on_an_accelerator_is_said_once(monkeypatch: pytest.MonkeyP
         warnings.simplefilter("error")
         assert not backend.runs_kernels(on_device)
         assert not backend.runs_kernels(SimpleNamespace(is_cuda=False))
+
+
+class OnDevice:
+    """Stands in for a tensor on an accelerator."""
+
+    device = SimpleNamespace(type="cuda", index=0)
+
+    def __init__(self, dtype: torch.dtype = torch.float32, address: int = 512) -> None:
+        self.dtype, self._address = dtype, address
+
+    def data_ptr(self) -> int:
+        return self._address
+
+
+def test_a_kernel_is_compiled_once_for_each_kind_of_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    if backend.triton is None:
+        pytest.skip("Triton is not installed")
+
+    def function(out, rows, count, dim, BLOCK: "tl.constexpr"):  # type: ignore[no-untyped-def]  # noqa: F821
+        pass
+
+    compiled, launched = [], []
+
+    class Jit:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            return self
+
+        def __call__(self, *arguments: Any, **options: Any) -> Any:
+            compiled.append(options)
+            run = lambda *all: launched.append(all)  # noqa: E731
+            return SimpleNamespace(run=run, function=None, packed_metadata=None)
+
+    kernel = backend.Kernel(function, ["count"])
+    kernel.jit = Jit()
+    monkeypatch.setattr(backend, "Tensor", OnDevice)
+    monkeypatch.setattr(backend, "interpreted", lambda: False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
+    usual = (OnDevice(), OnDevice(), 5, 8, 64)
+    kinds = [
+        usual,
+        (OnDevice(torch.bfloat16), *usual[1:]),
+        (OnDevice(), OnDevice(address=520), *usual[2:]),
+        (*usual[:2], 2**31, 8, 64),
+        (*usual[:3], 9, 64),
+        (*usual[:4], 128),
+    ]
+    for arguments in kinds:
+        kernel[(3,)](*arguments)
+    kernel[(3,)](*usual, num_warps=1)
+    kernel[(3,)](*usual, registers=80)
+    assert len(compiled) == len(kinds) + 2 and not launched
+    assert compiled[-1] == {"num_warps": 4, "maxnreg": 80} and compiled[0] == {"num_warps": 4}
+    for arguments in kinds:
+        kernel[(3,)](*arguments)
+    kernel[(4, 2)](OnDevice(address=1024), OnDevice(), 2**20, 8, 64)  # another place and size: the same kind
+    assert len(compiled) == len(kinds) + 2 and len(launched) == len(kinds) + 1
+    assert launched[-1][:4] == (4, 2, 1, 7) and launched[-1][-3:] == (2**20, 8, 64)
 
 
 def test_these_tests_run_kernels_and_not_their_twins(device: str) -> None:

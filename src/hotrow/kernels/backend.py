@@ -60,6 +60,9 @@ class Kernel:
         self.jit: Any = triton.jit(function, do_not_specialize=list(sizes))
         given = inspect.signature(function).parameters.values()
         self._constants = sum("constexpr" not in str(parameter.annotation) for parameter in given)
+        self._sizes = [i for i, parameter in enumerate(given) if parameter.name in sizes]
+        self._tensors: list[int] = []  # which arguments they are, and other values: seen at the first launch
+        self._values: list[int] = []
         self._compiled: dict[tuple[Any, ...], Any] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
@@ -73,11 +76,21 @@ class Kernel:
         if device.type != "cuda" or interpreted() or _hooked():
             self.jit[grid](*arguments, **options)
             return
-        kinds = [
-            (a.dtype, a.data_ptr() % 16 == 0) if isinstance(a, Tensor) else -(2**31) <= a < 2**31
-            for a in arguments[: self._constants]
-        ]
-        key = (device.index, num_warps, registers, arguments[self._constants :], *kinds)
+        if not self._tensors:
+            others = [i for i in range(self._constants) if i not in self._sizes]
+            self._tensors = [i for i in others if isinstance(arguments[i], Tensor)]
+            self._values = [i for i in others if i not in self._tensors]
+        tensors = [arguments[i] for i in self._tensors]
+        key = (
+            device.index,
+            num_warps,
+            registers,
+            arguments[self._constants :],
+            *[arguments[i] for i in self._values],
+            *[-(2**31) <= arguments[i] < 2**31 for i in self._sizes],
+            *[tensor.dtype for tensor in tensors],
+            *[tensor.data_ptr() & 15 == 0 for tensor in tensors],
+        )
         compiled = self._compiled.get(key)
         if compiled is None:
             self._compiled[key] = self.jit[grid](*arguments, **options)

@@ -91,7 +91,7 @@ def lookup(
     if programs:
         lookup_kernel[(programs,)](
             out, values, staged, staged_at, slots, offsets, slots if weights is None else weights, members,
-            member_starts, features, units, even, rounds, power_of_two(len(features)), tuple(blocks), tuple(tiles),
+            member_starts, features, units, even, rounds, power_of_two(features.shape[0]), tuple(blocks), tuple(tiles),
             tuple(vectors), tuple(full), unroll, out_vector, weights is not None, staged.numel() > 0, expanded,
             num_warps=warps, registers=registers,
         )  # fmt: skip
@@ -128,7 +128,7 @@ def places(
     if programs:
         places_kernel[(programs,)](
             place, slots, factors, offsets if numbers is None else numbers, offsets,
-            factors if weights is None else weights, features, units, even, power_of_two(len(features)), tile, WIDE,
+            factors if weights is None else weights, features, units, even, power_of_two(features.shape[0]), tile, WIDE,
             unit, weights is not None, factored, numbers is not None,
         )  # fmt: skip
     return place, slots, factors
@@ -163,7 +163,7 @@ def chunks(
     sorted_places, counts = new(n), new((classes * KIND_COUNT + 1) * spans)
     entries = tuple(new(n + spans) for _ in range(4))
     given = (rows, order, places, sorted_factors if factors is None else factors, sorted_places, sorted_factors, counts)
-    constants = (layout, n, spans, SPANS_EACH, len(layout), classes, factors is not None)
+    constants = (layout, n, spans, SPANS_EACH, layout.shape[0], classes, factors is not None)
     grid = (-(-spans // SPANS_EACH),)
     chunk_kernel[grid](*given, counts, *entries, *constants, False)
     ends = torch.cumsum(counts, 0, dtype=torch.int32)
@@ -214,14 +214,15 @@ def update(
     registers: int,
 ) -> None:
     """Sums each row's gradient over its lookups; updates rows that live here, hands out the others' sums."""
-    if len(rows) == 0:
+    n = rows.numel()
+    if n == 0:
         return
     if not runs_kernels(grads):
         update_twin(
             grads, rows, places, factors, values, state, handed, staged_at, layout, hyper, seed, list(kinds), unit
         )
         return
-    n, width = len(rows), max(blocks)
+    width = max(blocks)
     spans = -(-n // SPAN_SIZE)
     partials = torch.empty(2 * spans * width, device=grads.device)
     shared = (values, state, handed, staged_at, layout, hyper, seed)
@@ -230,13 +231,13 @@ def update(
     update_kernel[(-(-n // share),)](
         grads, places, grads if factors is None else factors, ends, begins, infos, slots, firsts, partials, *shared,
         spans, width, *classes, tuple(zip(long, short, single, strict=True)), tuple(vectors), tuple(full),
-        tuple(first_segments), tuple(segment_counts), len(layout), unroll, unit, factors is not None, plain,
+        tuple(first_segments), tuple(segment_counts), layout.shape[0], unroll, unit, factors is not None, plain,
         staged, num_warps=1, registers=registers,
     )  # fmt: skip
     if spans > 2:  # or no row is long enough to have parts
         join_kernel[(min(JOIN_PROGRAMS, spans),)](
             rows, ends, begins, slots, n, spans, partials, *shared, width, *classes, tuple(vectors), tuple(full),
-            max(1, JOIN_ELEMENTS // width), plain, staged, len(layout), num_warps=1, registers=JOIN_REGISTERS,
+            max(1, JOIN_ELEMENTS // width), plain, staged, layout.shape[0], num_warps=1, registers=JOIN_REGISTERS,
         )  # fmt: skip
 
 
@@ -262,7 +263,7 @@ def contract(
     out = torch.empty(size, device=grads.device)
     if programs:
         contract_kernel[(programs,)](
-            out, grads, members, member_starts, segments, len(segments), CONTRACT_TILE, CONTRACT_BLOCK, vector,
+            out, grads, members, member_starts, segments, segments.shape[0], CONTRACT_TILE, CONTRACT_BLOCK, vector,
             CONTRACT_UNROLL, whole, num_warps=1,
         )  # fmt: skip
     return out

@@ -287,11 +287,11 @@ def _places(
 
 
 def _check(shape: BatchShape, slots: Tensor, offsets: Tensor, weights: Tensor | None) -> None:
-    if len(slots) != shape.lookups:
+    if slots.numel() != shape.lookups:
         raise BatchError(f"The batch has {shape.lookups:,} lookups, but {len(slots):,} rows are named.")
-    if len(offsets) != shape.bags:
+    if offsets.numel() != shape.bags:
         raise BatchError(
             f"The batch needs {shape.bags:,} offsets (features x samples + 1 for each group), not {len(offsets):,}."
         )
-    if weights is not None and len(weights) != shape.lookups:
+    if weights is not None and weights.numel() != shape.lookups:
         raise BatchError(f"The batch has {shape.lookups:,} lookups, but {len(weights):,} weights.")
