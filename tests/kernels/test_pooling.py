@@ -1,5 +1,7 @@
 """Every form of lookup gives what its twin gives."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from cases import Case, make
@@ -49,6 +51,15 @@ def test_low_rows_are_added_up_in_float32(device: str, dtype: torch.dtype) -> No
     low = looked_up(case, dtype)
     assert low.dtype == dtype
     torch.testing.assert_close(low, case.expected_results(dtype), rtol=1e-2, atol=1e-2)
+
+
+def test_weights_of_a_sequence_are_of_no_account(device: str) -> None:
+    """In the gradients they never were: rows of a sequence come as they are."""
+    case = make(device, [TableSpec(17, 20)], [([(0, "sequence"), (0, "sum")], 6, None)], weighted=True)
+    assert case.weights is not None
+    heavy = replace(case, weights=case.weights * torch.where(case.weights == 1.0, 7.0, 1.0))
+    torch.testing.assert_close(looked_up(heavy), case.expected_results(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(heavy.expected_results(), case.expected_results())
 
 
 def test_empty_bags_are_zeros_and_empty_batches_are_empty(device: str) -> None:

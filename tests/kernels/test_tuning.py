@@ -41,10 +41,13 @@ def test_a_cache_that_is_not_ours_is_passed_over(text: str) -> None:
     assert tuning.chosen(*WHERE) == DEFAULTS["lookup"]
 
 
-def test_wide_rows_always_have_one_warp() -> None:
-    """Their sums of squares have one order only then, whatever was tuned."""
-    assert {c.warps for c in tuning.candidates("update", [64, 512])} == {1}
-    assert tuning.chosen("update", "cpu", [512], torch.float32, 5, "1").warps == 1
+def test_wide_rows_always_have_one_warp_and_all_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their sums of squares have one order only with one, whatever was tuned; and they do not fit into few registers."""
+    for kernel in ("lookup", "update"):
+        assert {(c.warps, c.registers) for c in tuning.candidates(kernel, [64, 512])} == {(1, 0)}
+        chosen = tuning.chosen(kernel, "cpu", [512], torch.float32, 5, "1")
+        assert (chosen.warps, chosen.registers) == (1, 0)
+    assert {c.registers for c in tuning.candidates("update", [64, 128])} == {0, 80}
 
 
 def test_a_tile_fits_every_class() -> None:

@@ -27,6 +27,7 @@ from hotrow.kernels.expand import (
 from hotrow.kernels.places import WIDE, places_kernel, places_twin
 from hotrow.kernels.pooling import lookup_kernel, lookup_twin
 from hotrow.kernels.shape import CONTRACT_BLOCK, CONTRACT_TILE, CONTRACT_UNROLL
+from hotrow.kernels.tuning import WIDEST
 from hotrow.kernels.unique import run_numbers, runs_kernel, sorted_order, unique_twin
 
 JOIN_PROGRAMS = 2048  # enough for every long row to be at work at once, on most batches
@@ -237,7 +238,8 @@ def update(
     if spans > 2:  # or no row is long enough to have parts
         join_kernel[(min(JOIN_PROGRAMS, spans),)](
             rows, ends, begins, slots, n, spans, partials, *shared, width, *classes, tuple(vectors), tuple(full),
-            max(1, JOIN_ELEMENTS // width), plain, staged, layout.shape[0], num_warps=1, registers=JOIN_REGISTERS,
+            max(1, JOIN_ELEMENTS // width), plain, staged, layout.shape[0], num_warps=1,
+            registers=JOIN_REGISTERS if width <= WIDEST else 0,
         )  # fmt: skip
 
 

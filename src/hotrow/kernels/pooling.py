@@ -267,7 +267,9 @@ def lookup_twin(
         local = slots[span].long() - first
         rows = rows_at(values, staged, local, here, dim, begin, int(staged_at[segment]) if len(staged) else 0)
         rows = rows.to(compute)
-        weight = torch.ones(len(local), dtype=compute, device=out.device) if weights is None else weights[span]
+        weight = torch.ones(len(local), dtype=compute, device=out.device)
+        if weights is not None and pooling != 2:  # rows of a sequence come as they are
+            weight = weights[span]
         result = torch.zeros(cells, dim, dtype=compute, device=out.device)
         result.index_add_(0, cell, rows * weight.to(compute)[:, None])
         if pooling == 1:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 
 FULL_LOAD = 128  # elements that a warp loads at once: 16 bytes a thread
-WIDEST = 128  # dims above are always summed by one warp, so that the sum of squares has one order
+WIDEST = 128  # dims above are always summed by one warp, so that the sum of squares has one order; they need registers
 
 
 class Config(NamedTuple):
@@ -70,17 +70,19 @@ def chosen(kernel: str, machine: str, blocks: Sequence[int], dtype: torch.dtype,
 @functools.cache
 def _choice(kernel: str, machine: str, blocks: tuple[int, ...], dtype: torch.dtype, bits: int, kind: str) -> Config:
     config = _known().get(key_of(kernel, machine, blocks, dtype, 1 << bits >> 1, kind), DEFAULTS[kernel])
-    return config._replace(warps=1) if max(blocks) > WIDEST else config
+    return config._replace(warps=1, registers=0) if max(blocks) > WIDEST else config
 
 
 def candidates(kernel: str, blocks: Sequence[int]) -> list[Config]:
     """What the autotuner tries."""
+    wide = max(blocks) > WIDEST
     if kernel == "lookup":
-        warps = (1,) if max(blocks) > WIDEST else (1, 2)
+        warps = (1,) if wide else (1, 2)
         sizes = ((128, 8, 0), (128, 8, 80), (256, 4, 0), (256, 4, 80), (512, 1, 0), (512, 1, 80), (512, 2, 80))
         cuts = [(share, across) for share in (1, 2, 4) for across in (False, True)]
-        return [Config(e, u, w, *cut, r) for w in warps for e, u, r in sizes for cut in cuts]
-    return [Config(512, u, share=s, registers=r) for u in (4, 8) for r in (0, 80) for s in (8, 16, 32, 64)]
+        return [Config(e, u, w, *cut, r) for w in warps for e, u, r in sizes if not (wide and r) for cut in cuts]
+    registers = (0,) if wide else (0, 80)
+    return [Config(512, u, share=s, registers=r) for u in (4, 8) for r in registers for s in (8, 16, 32, 64)]
 
 
 def choose(key: str, tried: Sequence[Config], run: Callable[[Config], object], repeats: int = 5) -> Config:
