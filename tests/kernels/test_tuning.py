@@ -41,8 +41,8 @@ def test_a_cache_that_is_not_ours_is_passed_over(text: str) -> None:
     assert tuning.chosen(*WHERE) == DEFAULTS["lookup"]
 
 
-def test_wide_rows_always_have_one_warp_and_all_registers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their sums of squares have one order only with one, whatever was tuned; and they do not fit into few registers."""
+def test_wide_rows_always_have_one_warp_and_all_registers() -> None:
+    """Their sums of squares have one order only with one, whatever was tuned; and few registers do not hold them."""
     for kernel in ("lookup", "update"):
         assert {(c.warps, c.registers) for c in tuning.candidates(kernel, [64, 512])} == {(1, 0)}
         chosen = tuning.chosen(kernel, "cpu", [512], torch.float32, 5, "1")
