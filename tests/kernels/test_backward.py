@@ -5,7 +5,7 @@ import torch
 from cases import Case, make
 
 from hotrow.errors import BatchError, SettingsError
-from hotrow.kernels import Rule, Tables, TableSpec, update
+from hotrow.kernels import BatchShape, FeatureSpec, GroupSpec, Rule, Tables, TableSpec, group, update
 from hotrow.kernels.rounding import random_bits_twin, rounded_twin
 from hotrow.kernels.tuning import Config
 
@@ -147,6 +147,20 @@ def test_two_runs_give_the_same_bits_whatever_the_tiles(device: str) -> None:
         results.append((case.tables.values.cpu(), case.tables.state.cpu()))
     for values, state in results[1:]:
         assert torch.equal(values, results[0][0]) and torch.equal(state, results[0][1])
+
+
+@pytest.mark.parametrize("count", range(1, 14))
+def test_the_sign_of_a_zero_is_the_same_whatever_is_unrolled(device: str, count: int) -> None:
+    bits = []
+    for unroll in (1, 4, 8):
+        tables = Tables([TableSpec(1, 4, Rule("sgd", lr=1.0))], device)
+        tables.values.fill_(-0.0)
+        shape = BatchShape(tables, [GroupSpec([FeatureSpec(0, "sequence", count)], 1, count)])
+        slots, offsets = torch.zeros(count, dtype=torch.int32), torch.tensor([0, count])
+        grouping = group(tables, shape, slots.to(device), offsets.to(device))
+        update(tables, shape, grouping, torch.full((shape.size,), -0.0, device=device), config=Config(512, unroll))
+        bits.append(tables.values.cpu().view(torch.int32).tolist())
+    assert bits[0] == bits[1] == bits[2]
 
 
 def test_an_empty_batch_changes_nothing(device: str) -> None:

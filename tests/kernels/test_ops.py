@@ -6,6 +6,7 @@ from unittest import mock
 import pytest
 import torch
 from cases import Case, make
+from torch._subclasses import FakeTensorMode
 
 from hotrow.kernels import TableSpec, lookup, ops, steps, update
 from hotrow.kernels.host import gather_rows, scatter_rows
@@ -55,6 +56,25 @@ def test_the_operations_of_a_step_are_as_they_say(device: str, name: str) -> Non
         whole_step(case)
     checks = CHECKS[:3] if name == "chunks" else CHECKS  # what is behind the last chunk differs from call to call
     torch.library.opcheck(operation, given[0], test_utils=checks)
+
+
+def test_batches_are_traced_on_fake_tensors_beside_real_tables(device: str) -> None:
+    case = make(device, [TableSpec(9, 4)], [([(0, "sum")], 4, None)])
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        slots, offsets = fake.from_tensor(case.slots), fake.from_tensor(case.offsets)
+        assert lookup(case.tables, case.shape, slots, offsets).shape == (case.shape.size,)
+        grouping = group(case.tables, case.shape, slots, offsets)
+        assert grouping.places.shape == case.slots.shape
+        update(case.tables, case.shape, grouping, torch.empty(case.shape.size, device=device))
+
+
+def test_narrow_rows_ask_for_no_more_parts_at_once_than_others(device: str) -> None:
+    """Each is a copy of the code: a thousand of them took minutes to compile."""
+    case = make(device, [TableSpec(20, 1)], [([(0, "sum")], 150, None)], hot=0.9, longest=4)
+    launched: list[tuple[Any, ...]] = []
+    with mock.patch.object(ops, "join_kernel", {(n,): lambda *given, **_: launched.append(given) for n in range(999)}):
+        update(case.tables, case.shape, case.grouping, torch.randn(case.shape.size, device=device))
+    assert [max(g for g in given if type(g) is int and g != len(case.slots)) for given in launched] == [ops.JOIN_MOST]
 
 
 def test_the_other_operations_are_as_they_say(device: str) -> None:

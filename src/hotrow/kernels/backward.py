@@ -101,6 +101,7 @@ def _rows(
         for k in range(4, tl.max(length, 0), UNROLL):
             for j in tl.static_range(UNROLL):
                 grad += _further(grads, places, factors, begin, length, mine, k + j, columns, dim, FULL, UNIT, FACTORS)
+        grad += 0.0  # as may have been added to fill the last turn: the sign of a zero is not to depend on it
     if MOST == 0:  # noqa: SIM102  this is known when it is compiled, the next is not
         if tl.max(info, 0) >= FROM_BEFORE:
             part = 2 * (begin // SPAN) + tl.where((info & FROM_BEFORE) != 0, 0, 1)

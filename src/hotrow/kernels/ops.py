@@ -32,6 +32,7 @@ from hotrow.kernels.unique import run_numbers, runs_kernel, sorted_order, unique
 
 JOIN_PROGRAMS = 2048  # enough for every long row to be at work at once, on most batches
 JOIN_ELEMENTS, JOIN_REGISTERS = 4096, 224  # of the parts of a row that are asked for at once, and what that takes
+JOIN_MOST = 32  # parts that are asked for at once; more of narrow rows would take minutes to compile
 
 
 def operation(name: str, mutates_args: Sequence[str]) -> Callable[[Callable[..., Any]], Any]:
@@ -47,9 +48,13 @@ def operation(name: str, mutates_args: Sequence[str]) -> Callable[[Callable[...,
 
 
 def run(made: Any, *arguments: Any) -> Any:
-    """Calls an operation, directly where it makes no difference: not while it is traced, nor on fake tensors."""
-    first = arguments[0] if arguments[0] is not None else arguments[1]
-    traced = torch.compiler.is_compiling() or type(first) is not Tensor
+    """Calls an operation, directly where it makes no difference: not while it is traced, nor on fake tensors.
+
+    A batch's tensors, which may be fake where the tables are not, are among the first four arguments of each.
+    """
+    traced = torch.compiler.is_compiling() or any(
+        isinstance(a, Tensor) and type(a) is not Tensor for a in arguments[:4]
+    )
     return made(*arguments) if traced else made.direct(*arguments)
 
 
@@ -238,7 +243,7 @@ def update(
     if spans > 2:  # or no row is long enough to have parts
         join_kernel[(min(JOIN_PROGRAMS, spans),)](
             rows, ends, begins, slots, n, spans, partials, *shared, width, *classes, tuple(vectors), tuple(full),
-            max(1, JOIN_ELEMENTS // width), plain, staged, layout.shape[0], num_warps=1,
+            min(JOIN_MOST, max(1, JOIN_ELEMENTS // width)), plain, staged, layout.shape[0], num_warps=1,
             registers=JOIN_REGISTERS if width <= WIDEST else 0,
         )  # fmt: skip
 

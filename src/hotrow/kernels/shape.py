@@ -25,6 +25,7 @@ from hotrow.errors import BatchError
 from hotrow.kernels.backend import constant, power_of_two
 from hotrow.kernels.tables import Tables
 
+MOST_LOOKUPS = 2**31 - 2**16  # kernels count them in int32, and look a little ahead
 SUM, MEAN, SEQUENCE = (constant(i) for i in range(3))
 POOLINGS = ("sum", "mean", "sequence")
 
@@ -95,10 +96,10 @@ class BatchShape:
         padding = [[0, 0, 1, 0, -1, 2**62, 0, 0]] * (power_of_two(len(segments)) - len(segments))
         self.segments = torch.tensor(segments + padding, dtype=torch.int64).to(device)
         self._units: dict[tuple[int, ...], tuple[Tensor, int, int]] = {}
-        if self.unique_size // self.unit >= 2**31 or self.lookups >= 2**31:
+        if self.unique_size // self.unit >= 2**31 or self.lookups > MOST_LOOKUPS:
             raise BatchError(
                 f"A batch with {self.lookups:,} lookups and results of {self.unique_size:,} values is more than "
-                f"kernels can number (2^31 - 1); make it smaller."
+                f"kernels can number ({MOST_LOOKUPS:,} lookups); make it smaller."
             )
 
     def units(self, tiles: tuple[int, ...]) -> tuple[Tensor, int, int]:

@@ -216,7 +216,7 @@ def update(
         shape.unit,
         config.tiles(blocks, FULL_LOAD),
         config.tiles(blocks, 2 * FULL_LOAD),
-        config.tiles(blocks),
+        config.tiles(blocks, max(config.elements, 2 * FULL_LOAD)),  # a full load of 16 bits a value
         config.unroll,
         config.share,
         config.registers,
