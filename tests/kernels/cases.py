@@ -8,7 +8,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hotrow.kernels import BatchShape, FeatureSpec, Grouping, GroupSpec, Members, Staged, Tables, TableSpec, group
+from hotrow.kernels import (
+    BatchShape,
+    FeatureSpec,
+    Grouping,
+    GroupSpec,
+    Members,
+    Staged,
+    Tables,
+    TableSpec,
+    group,
+    lookup,
+    update,
+)
 from hotrow.kernels.backward import update_twin
 from hotrow.kernels.expand import contract_twin
 from hotrow.kernels.pooling import lookup_twin
@@ -30,6 +42,16 @@ class Case:
     @property
     def grouping(self) -> Grouping:
         return group(self.tables, self.shape, self.slots, self.offsets, self.weights)
+
+    def step(self) -> None:
+        """Group, look up and update, by all kernels that a batch like this takes."""
+        results = lookup(
+            self.tables, self.shape, self.slots, self.offsets, self.weights, members=self.members, staged=self.staged
+        )
+        grads = torch.randn(self.shape.size, device=results.device)
+        update(
+            self.tables, self.shape, self.grouping, grads, members=self.members, staged=self.staged, handed=self.handed
+        )
 
     def expected_results(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """By the twin, added up in float64."""

@@ -4,39 +4,27 @@ PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer python tests/kernels/run_all.
 """
 
 import torch
-from cases import Case, make
+from cases import make
 
-from hotrow.kernels import Rule, TableSpec, group, lookup, ops, update
+from hotrow.kernels import Rule, TableSpec, ops
 from hotrow.kernels.host import HostRows
 from hotrow.kernels.steps import Members, group_numbers
 
 KINDS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
 
 
-def steps(case: Case) -> None:
-    """One step of a batch, by all its kernels."""
-    results = lookup(
-        case.tables, case.shape, case.slots, case.offsets, case.weights, members=case.members, staged=case.staged
-    )
-    grouping = group(case.tables, case.shape, case.slots, case.offsets, case.weights)
-    grads = torch.randn_like(results)
-    update(
-        case.tables, case.shape, grouping, grads, members=case.members, staged=case.staged, handed=case.handed
-    )  # fmt: skip
-
-
 def main() -> None:
     whole = [([(0, "sum"), (1, "mean"), (0, "sequence")], 37, None)]
     for kind in KINDS:  # rows as wide as a block, which are read without masks
         for hot in (0.0, 0.6):
-            steps(make("cuda", [TableSpec(50, 128, Rule(kind)), TableSpec(9, 128, Rule(kind))], whole, hot=hot))
+            make("cuda", [TableSpec(50, 128, Rule(kind)), TableSpec(9, 128, Rule(kind))], whole, hot=hot).step()
         rule = Rule(kind, clip_value=0.5, clip_norm=1.0, bound=0.9)
         specs = [TableSpec(40, 20, rule), TableSpec(5, 24, staged=9), TableSpec(300, 32), TableSpec(7, 128)]
         features = [(0, "sum"), (1, "mean"), (2, "sum"), (3, "sequence")]
         groups = [(features, 31, 60), (features[1:], 29, None)]
-        steps(make("cuda", specs, groups, weighted=True, longest=9, hot=0.5))
-    steps(make("cuda", [TableSpec(50, 256)], [([(0, "sum")], 20, 41)], hot=0.9, longest=20))
-    steps(make("cuda", [TableSpec(20, 128)], [([(0, "sum")], 5, None)], longest=1, dtype=torch.bfloat16))
+        make("cuda", specs, groups, weighted=True, longest=9, hot=0.5).step()
+    make("cuda", [TableSpec(50, 256)], [([(0, "sum")], 20, 41)], hot=0.9, longest=20).step()
+    make("cuda", [TableSpec(20, 128)], [([(0, "sum")], 5, None)], longest=1, dtype=torch.bfloat16).step()
     case = make("cuda", [TableSpec(20, 16)], [([(0, "sum")], 9, None)])
     group_numbers(case.tables, case.shape, case.slots.long(), case.offsets)
     values = torch.randn(5, 4, device="cuda", requires_grad=True)

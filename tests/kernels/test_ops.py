@@ -15,29 +15,6 @@ from hotrow.kernels.steps import group
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 
 
-def whole_step(case: Case) -> None:
-    group(case.tables, case.shape, case.slots, case.offsets, case.weights)
-    lookup(
-        case.tables,
-        case.shape,
-        case.slots,
-        case.offsets,
-        case.weights,
-        members=case.members,
-        staged=case.staged,
-    )
-    grads = torch.randn(case.shape.size, device=case.slots.device)
-    update(
-        case.tables,
-        case.shape,
-        case.grouping,
-        grads,
-        members=case.members,
-        staged=case.staged,
-        handed=case.handed,
-    )
-
-
 @pytest.mark.parametrize("name", ["places", "chunks", "lookup", "contract", "update"])
 def test_the_operations_of_a_step_are_as_they_say(device: str, name: str) -> None:
     """`opcheck` on the very arguments that a step gives."""
@@ -53,7 +30,7 @@ def test_the_operations_of_a_step_are_as_they_say(device: str, name: str) -> Non
         return made(*arguments)
 
     with mock.patch.object(steps.ops, "run", run):
-        whole_step(case)
+        case.step()
     checks = CHECKS[:3] if name == "chunks" else CHECKS  # what is behind the last chunk differs from call to call
     torch.library.opcheck(operation, given[0], test_utils=checks)
 
@@ -71,10 +48,10 @@ def test_batches_are_traced_on_fake_tensors_beside_real_tables(device: str) -> N
 def test_narrow_rows_ask_for_no_more_parts_at_once_than_others(device: str) -> None:
     """Each is a copy of the code: a thousand of them took minutes to compile."""
     case = make(device, [TableSpec(20, 1)], [([(0, "sum")], 150, None)], hot=0.9, longest=4)
-    launched: list[tuple[Any, ...]] = []
-    with mock.patch.object(ops, "join_kernel", {(n,): lambda *given, **_: launched.append(given) for n in range(999)}):
-        update(case.tables, case.shape, case.grouping, torch.randn(case.shape.size, device=device))
-    assert [max(g for g in given if type(g) is int and g != len(case.slots)) for given in launched] == [ops.JOIN_MOST]
+    with mock.patch.object(ops, "join_kernel", mock.MagicMock()) as join:
+        case.step()
+    (launched,) = join.__getitem__.return_value.call_args_list
+    assert max(given for given in launched.args if type(given) is int and given != len(case.slots)) == ops.JOIN_MOST
 
 
 def test_the_other_operations_are_as_they_say(device: str) -> None:

@@ -9,7 +9,7 @@ import torch
 from hotrow.kernels import tuning
 from hotrow.kernels.tuning import DEFAULTS, Config
 
-WHERE = ("lookup", "cpu", [128], torch.float32, 1000, "4")
+WHERE = ("lookup", "cpu", (128,), torch.float32, "10|4")
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +30,8 @@ def test_the_fastest_is_chosen_and_known_to_the_next_process(monkeypatch: pytest
     assert best == tried[1] and seen == tried
     tuning.forget()
     assert tuning.chosen(*WHERE) == best
-    assert tuning.chosen("lookup", "cpu", [128], torch.float32, 10**6, "4") == DEFAULTS["lookup"]
-    assert tuning.chosen("lookup", "cpu", [128], torch.float32, 1000, "1") == DEFAULTS["lookup"]
+    assert tuning.chosen("lookup", "cpu", (128,), torch.float32, "20|4") == DEFAULTS["lookup"]
+    assert tuning.chosen("lookup", "cpu", (128,), torch.float32, "10|1") == DEFAULTS["lookup"]
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"a": 1}', '{"a": ["x"]}', '{"a": [1]}', '{"a": [1, 2, 3, 4]}'])
@@ -45,7 +45,7 @@ def test_wide_rows_always_have_one_warp_and_all_registers() -> None:
     """Their sums of squares have one order only with one, whatever was tuned; and few registers do not hold them."""
     for kernel in ("lookup", "update"):
         assert {(c.warps, c.registers) for c in tuning.candidates(kernel, [64, 512])} == {(1, 0)}
-        chosen = tuning.chosen(kernel, "cpu", [512], torch.float32, 5, "1")
+        chosen = tuning.chosen(kernel, "cpu", (512,), torch.float32, "3|1")
         assert (chosen.warps, chosen.registers) == (1, 0)
     assert {c.registers for c in tuning.candidates("update", [64, 128])} == {0, 80}
 

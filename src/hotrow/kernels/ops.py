@@ -169,11 +169,11 @@ def chunks(
     sorted_places, counts = new(n), new((classes * KIND_COUNT + 1) * spans)
     entries = tuple(new(n + spans) for _ in range(4))
     given = (rows, order, places, sorted_factors if factors is None else factors, sorted_places, sorted_factors, counts)
-    constants = (layout, n, spans, SPANS_EACH, layout.shape[0], classes, factors is not None)
+    others = (layout, n, spans, SPANS_EACH, layout.shape[0], classes, factors is not None)
     grid = (-(-spans // SPANS_EACH),)
-    chunk_kernel[grid](*given, counts, *entries, *constants, False)
+    chunk_kernel[grid](*given, counts, *entries, *others, False)
     ends = torch.cumsum(counts, 0, dtype=torch.int32)
-    chunk_kernel[grid](*given, ends, *entries, *constants, True)
+    chunk_kernel[grid](*given, ends, *entries, *others, True)
     return sorted_places, sorted_factors, ends, *entries  # type: ignore[return-value]
 
 

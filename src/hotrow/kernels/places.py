@@ -12,12 +12,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hotrow.kernels.backend import kernel, tl
-from hotrow.kernels.pooling import cell_lookups, feature_of
+from hotrow.kernels.backend import jit, kernel, tl
+from hotrow.kernels.pooling import bag_lookups, feature_of
 from hotrow.kernels.shape import (
     CELLS,
     FEATURE_COLUMNS,
+    LOOKUPS,
     MEAN,
+    OFFSETS,
     POOLING,
     SEQUENCE,
     STRIDE,
@@ -26,6 +28,19 @@ from hotrow.kernels.shape import (
 )
 
 WIDE = 8  # lookups of a cell that are written side by side
+
+
+@jit
+def _cell_lookups(at, offsets, cell, live):
+    """The first lookup of each cell and the one behind its last; dead cells have none."""
+    offsets += tl.load(at + OFFSETS)
+    shift = tl.load(at + LOOKUPS)
+    if tl.load(at + POOLING) == SEQUENCE:
+        begin = (tl.load(offsets) + shift + cell).to(tl.int32)
+        end = begin + live.to(tl.int32)
+    else:
+        begin, end = bag_lookups(offsets, shift, cell, live)
+    return begin, end
 
 
 @kernel("even")
@@ -38,7 +53,7 @@ def places_kernel(
     at = features + feature * FEATURE_COLUMNS
     cell = block * TILE + tl.arange(0, TILE)
     live = cell < tl.load(at + CELLS)
-    begin, end = cell_lookups(at, offsets, cell, live)
+    begin, end = _cell_lookups(at, offsets, cell, live)
     length = end - begin
     longest = tl.max(length, 0)
     wide = tl.arange(0, WIDE)

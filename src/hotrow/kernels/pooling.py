@@ -55,21 +55,8 @@ def feature_of(program, units, even, FEATURES: tl.constexpr):
 
 
 @jit
-def cell_lookups(at, offsets, cell, live):
-    """The first lookup of each cell and the one behind its last; dead cells have none."""
-    offset = tl.load(at + OFFSETS)
-    shift = tl.load(at + LOOKUPS)
-    if tl.load(at + POOLING) == SEQUENCE:
-        begin = (tl.load(offsets + offset) + shift + cell).to(tl.int32)
-        end = begin + 1
-    else:
-        begin, end = bag_lookups(offsets + offset, shift, cell, live)
-    return begin, tl.where(live, end, begin)
-
-
-@jit
 def bag_lookups(offsets, shift, cell, live):
-    """The same for a pooled feature, whose offsets begin at `offsets`."""
+    """The first lookup of each cell of a pooled feature and the one behind its last; dead cells have none."""
     begin = (tl.load(offsets + cell, mask=live, other=0) + shift).to(tl.int32)
     end = (tl.load(offsets + cell + 1, mask=live, other=0) + shift).to(tl.int32)
     return begin, tl.where(live, end, begin)

@@ -125,7 +125,7 @@ def lookup(
     _check(shape, slots, offsets, weights)
     if shape.expanded and members is None:
         raise BatchError("A group is to be expanded, but nothing says which samples share a unique one: give members.")
-    config = config or chosen("lookup", tables.machine, tables.blocks, tables.dtype, shape.lookups, shape.kind)
+    config = config or chosen("lookup", tables.machine, tables.blocks, tables.dtype, shape.kind)
     tiles = config.tiles(tables.blocks)
     units, programs, even = shape.units(tuple(tile * config.share for tile in tiles))
     empty = tables.nothing
@@ -194,7 +194,7 @@ def update(
             shape.contract_whole,
         )
     blocks = tables.blocks
-    config = config or chosen("update", tables.machine, blocks, tables.dtype, shape.lookups, shape.kind)
+    config = config or chosen("update", tables.machine, blocks, tables.dtype, shape.kind)
     ops.run(
         ops.update,
         grads,
@@ -238,7 +238,7 @@ def tune(
     if device.type != "cuda":
         return {}
     best = {}
-    key = key_of("lookup", tables.machine, blocks, tables.dtype, shape.lookups, shape.kind)
+    key = key_of("lookup", tables.machine, blocks, tables.dtype, shape.kind)
     best["lookup"] = choose(
         key,
         candidates("lookup", blocks),
@@ -254,7 +254,7 @@ def tune(
         for t, spec in enumerate(tables.specs)
     ]
     kept = [(t, at, tables.rows_of(t)[at].clone(), tables.state_of(t)[at].clone()) for t, at in touched]
-    key = key_of("update", tables.machine, blocks, tables.dtype, shape.lookups, shape.kind)
+    key = key_of("update", tables.machine, blocks, tables.dtype, shape.kind)
     best["update"] = choose(
         key, candidates("update", blocks), lambda c: update(tables, shape, grouping, grads, members=members, config=c)
     )

@@ -1,9 +1,9 @@
 """How a kernel is cut into programs: a default for each, and a small autotuner that keeps what it found.
 
 What is tuned never changes the order of a sum, so tuning changes no bit of a result. A choice belongs to a device, a
-kernel, the classes of the tables, their dtype and the size of the batch to a power of two. It is kept in memory and
-in one JSON file (`HOTROW_CACHE`, or `~/.cache/hotrow`), so a machine measures once. Without a measurement the defaults
-hold, which are those found on an H200.
+kernel, the classes of the tables, their dtype and the kind of batch (its size and the length of its bags to a power of
+two, and whether it is expanded). It is kept in memory and in one JSON file (`HOTROW_CACHE`, or `~/.cache/hotrow`), so a
+machine measures once. Without a measurement the defaults hold, which are those found on an H200.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WIDEST = 128  # dims above are always summed by one warp, so that the sum of squ
 
 
 class Config(NamedTuple):
-    """`elements` a warp has at a time, lookups it takes at once, warps of a program.
+    """`elements` a warp has at a time, lookups it takes at once, warps of a program: the update's have one.
 
     `share` is, for the lookup, how many tiles one program takes one after another, and for the update how many lookups
     there are for each program. `across` says whether in the lookup features take turns or come one after another.
@@ -57,19 +57,15 @@ def machine_name(device: torch.device | str) -> str:
     return torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else torch.device(device).type
 
 
-def key_of(kernel: str, machine: str, blocks: Sequence[int], dtype: torch.dtype, lookups: int, kind: str) -> str:
+def key_of(kernel: str, machine: str, blocks: tuple[int, ...], dtype: torch.dtype, kind: str) -> str:
     """What a choice belongs to; `kind` is `BatchShape.kind`."""
-    return f"{machine}|{kernel}|{'-'.join(map(str, blocks))}|{dtype}|{max(lookups, 1).bit_length()}|{kind}"
-
-
-def chosen(kernel: str, machine: str, blocks: Sequence[int], dtype: torch.dtype, lookups: int, kind: str) -> Config:
-    """The configuration to use: what was measured for this machine and shape, or the default."""
-    return _choice(kernel, machine, tuple(blocks), dtype, lookups.bit_length(), kind)
+    return f"{machine}|{kernel}|{'-'.join(map(str, blocks))}|{dtype}|{kind}"
 
 
 @functools.cache
-def _choice(kernel: str, machine: str, blocks: tuple[int, ...], dtype: torch.dtype, bits: int, kind: str) -> Config:
-    config = _known().get(key_of(kernel, machine, blocks, dtype, 1 << bits >> 1, kind), DEFAULTS[kernel])
+def chosen(kernel: str, machine: str, blocks: tuple[int, ...], dtype: torch.dtype, kind: str) -> Config:
+    """The configuration to use: what was measured for this machine and shape, or the default."""
+    config = _known().get(key_of(kernel, machine, blocks, dtype, kind), DEFAULTS[kernel])
     return config._replace(warps=1, registers=0) if max(blocks) > WIDEST else config
 
 
@@ -90,7 +86,7 @@ def choose(key: str, tried: Sequence[Config], run: Callable[[Config], object], r
     times = {config: _milliseconds(lambda config=config: run(config), repeats) for config in tried}  # type: ignore[misc]
     best = min(times, key=lambda config: times[config])
     _known()[key] = best
-    _choice.cache_clear()
+    chosen.cache_clear()
     _write()
     return best
 
@@ -99,7 +95,7 @@ def forget() -> None:
     """Drops what is known in memory; the file stays."""
     global _chosen
     _chosen = None
-    _choice.cache_clear()
+    chosen.cache_clear()
 
 
 def cache_file() -> Path:
