@@ -58,7 +58,7 @@ CASES: list[tuple[Any, str, dict[str, Any]]] = [
 def compiled(kernel: Any, types: str, given: dict[str, Any]) -> Any:
     """The kernel compiled for arguments of `types`, in order, and constants, of which it takes those it has."""
     names = kernel.arg_names
-    constants = {name: given[name] for name in names[len(types) :]}
+    constants = {name: given.get(name, True) if name == "EARLY" else given[name] for name in names[len(types) :]}
     signature = {n: TYPES[t] for n, t in zip(names, types, strict=False)} | dict.fromkeys(constants, "constexpr")
     aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(types) if kind != "n"}
     source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=aligned)

@@ -48,7 +48,8 @@ def kernel(*sizes: str) -> Callable[[Callable[..., Any]], Any]:
 class Kernel:
     """A kernel to launch as Triton's own, `kernel[grid](*arguments, num_warps=...)`, at a tenth of the host time.
 
-    `registers` are the most a thread may have, where the compiler can be told.
+    `registers` are the most a thread may have, where the compiler can be told. A kernel whose last constant is `EARLY`
+    is launched before the one ahead of it has ended, where the device can do that: see `after_previous`.
 
     Triton looks at every argument anew to find what it compiled before, which takes longer than these kernels
     run. Here that is found by the arguments' kinds: dtype and alignment of a tensor, width of a size, value of a
@@ -61,6 +62,7 @@ class Kernel:
         given = inspect.signature(function).parameters.values()
         self._constants = sum("constexpr" not in str(parameter.annotation) for parameter in given)
         self._sizes = [i for i, parameter in enumerate(given) if parameter.name in sizes]
+        self._dependent = "EARLY" in self.jit.arg_names
         self._tensors: list[int] = []  # which arguments they are, and other values: seen at the first launch
         self._values: list[int] = []
         self._compiled: dict[tuple[Any, ...], Any] = {}
@@ -73,6 +75,11 @@ class Kernel:
         options = {"num_warps": num_warps}
         if registers and torch.version.hip is None:
             options["maxnreg"] = registers
+        if self._dependent:
+            early = _starts_early(device)
+            arguments = (*arguments, early)
+            if early:
+                options["launch_pdl"] = True
         if device.type != "cuda" or interpreted() or _hooked():
             self.jit[grid](*arguments, **options)
             return
@@ -100,6 +107,26 @@ class Kernel:
             *grid, *(1,) * (3 - len(grid)), stream, compiled.function, compiled.packed_metadata, None, None, None,
             *arguments,
         )  # fmt: skip
+
+
+@jit
+def after_previous(EARLY: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Waits for the kernel before this one in the stream, and lets the one behind it start likewise.
+
+    Every program calls it before it reads or writes what another kernel might. So the device has programs at hand
+    when the last ones of the kernel before end: it need not drain, be told of the next kernel and fill again.
+    """
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@functools.cache
+def _starts_early(device: torch.device) -> bool:
+    """Whether kernels of this device can be launched before the one ahead has ended."""
+    if device.type != "cuda" or interpreted() or torch.version.hip is not None:
+        return False
+    return hasattr(tl.extra.cuda, "gdc_wait") and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _hooked() -> bool:

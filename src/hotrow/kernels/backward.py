@@ -14,14 +14,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hotrow.kernels.backend import constant, jit, kernel, tl
+from hotrow.kernels.backend import after_previous, constant, jit, kernel, tl
 from hotrow.kernels.chunks import FROM_BEFORE, LIST_KINDS, LONG, SHORT, SINGLE, SPAN, list_end, segment_of
 from hotrow.kernels.pooling import take, whole_vectors, within
 from hotrow.kernels.rounding import random_bits_twin, rounded_twin
 from hotrow.kernels.rules import decayed, finish, settings_of, state_of, step_twin
 from hotrow.kernels.tables import CLASS, DIM, FIRST, HOT, LAYOUT_COLUMNS, STATE, VALUES
 
-FEW = constant(4)  # parts of a row that are asked for at once where there are not many
+FEW = constant(8)  # parts of a row that are asked for at once where there are not more
+FIRST_PARTS, MORE_PARTS = constant(64), constant(512)  # blocks that are searched at once for parts of a row
 
 
 @jit
@@ -177,9 +178,10 @@ def update_kernel(
     hyper, seed, spans,
     WIDTH: tl.constexpr, BLOCKS: tl.constexpr, KINDS: tl.constexpr, TILES: tl.constexpr, VECTORS: tl.constexpr,
     FULL: tl.constexpr, FIRSTS: tl.constexpr, COUNTS: tl.constexpr, ALL: tl.constexpr, UNROLL: tl.constexpr,
-    UNIT: tl.constexpr, FACTORS: tl.constexpr, PLAIN: tl.constexpr, STAGED: tl.constexpr,
+    UNIT: tl.constexpr, FACTORS: tl.constexpr, PLAIN: tl.constexpr, STAGED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Each program's share of the list; `TILES` of a class are those of long, of short and of single entries."""
+    after_previous(EARLY)
     for c in tl.static_range(len(BLOCKS)):
         long = list_end(ends, c * LIST_KINDS + LONG - 1, spans)
         short = list_end(ends, c * LIST_KINDS + SHORT - 1, spans)
@@ -204,52 +206,67 @@ def update_kernel(
 
 
 @jit
+def _parts_in(rows, lookups, block, slot, BLOCKS: tl.constexpr):
+    """How many of so many blocks have a part of a row: rows are sorted, so those that begin with its slot."""
+    start = SPAN * (block + tl.arange(0, BLOCKS))
+    return tl.sum((tl.load(rows + start, mask=start < lookups, other=-1) == slot).to(tl.int32), 0)
+
+
+@jit
 def _parts(rows, lookups, block, slot):
-    """Which of 64 blocks have a part of a row: rows are sorted, so those that begin with its slot."""
-    start = SPAN * (block + tl.arange(0, 64))
-    return (tl.load(rows + start, mask=start < lookups, other=-1) == slot).to(tl.int32)
+    """How many blocks from `block` on have a part of a row."""
+    count = _parts_in(rows, lookups, block, slot, FIRST_PARTS)
+    going = count // FIRST_PARTS
+    while going > 0:  # few rows have so many
+        more = _parts_in(rows, lookups, block + count, slot, MORE_PARTS)
+        count += more
+        going = more // MORE_PARTS
+    return count
+
+
+@jit
+def _some_parts(grad, parts, k, count, columns, dim, WIDTH: tl.constexpr, FULL: tl.constexpr, AT_ONCE: tl.constexpr):
+    """Adds the parts of a row from the k-th on, so many at once: in place of those behind its last it reads that."""
+    for j in tl.static_range(AT_ONCE):
+        part = tl.minimum(k + j, count - 1)
+        at = parts + tl.where(part == 0, WIDTH, part.to(tl.int64) * (2 * WIDTH))
+        has = tl.full([1], 1, tl.int1) & (k + j < count)
+        grad += tl.where(has[:, None], take(at, within(has, columns, dim, FULL), FULL), 0.0)
+    return grad
 
 
 @jit
 def _join(
     rows, lookups, block, slot, found, partials, values, state, handed, seed,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, FULL: tl.constexpr, UNROLL: tl.constexpr,
-    PLAIN: tl.constexpr, STAGED: tl.constexpr,
+    PLAIN: tl.constexpr, STAGED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Adds up the parts of a row that goes on from its block to the next ones, and uses the sum."""
+    """Adds up the parts of a row that goes on from its block to the next ones, and uses the sum.
+
+    Only the parts are of the kernel before: all else was there when that one began, and is asked for ahead of it.
+    """
     columns = tl.arange(0, BLOCK)
     whole = tl.full([1], 1, tl.int1)
     dim, first, base, state_base, here, handed_base, settings = found
     state += state_base
+    count = 1 + _parts(rows, lookups, block + 1, slot)
     slot = tl.full([1], 0, tl.int32) + slot
     local = slot - first
     hot = (whole & (local < here)) if STAGED else whole
     at = values + (base + local.to(tl.int64) * dim)[:, None] + columns[None, :]
     row = take(at, within(hot, columns, dim, FULL), FULL and not STAGED)
     one, two = state_of(state, local, hot, columns, dim, KIND, FULL, not STAGED)
-    far = tl.zeros([1], tl.int64)  # counts in int64
-    parts = partials + ((far + block) * (2 * WIDTH))[:, None] + columns[None, :]
-    grad = take(parts + WIDTH, within(whole, columns, dim, FULL), FULL)
-    grad = decayed(grad, row, settings, PLAIN)
-    has = _parts(rows, lookups, block + 1, slot)
-    going = 1
-    while going > 0:
-        has_ahead = _parts(rows, lookups, block + going + 64, slot)
-        count = tl.sum(has, 0)
-        many = count // UNROLL * UNROLL
-        for k in range(0, many, UNROLL):
-            for j in tl.static_range(UNROLL):
-                part = parts + ((far + going + k + j) * (2 * WIDTH))[:, None]
-                grad += take(part, within(whole, columns, dim, FULL), FULL)
-        for k in range(many, count, FEW):
-            for j in tl.static_range(FEW):
-                part = parts + ((far + going + k + j) * (2 * WIDTH))[:, None]
-                grad += tl.load(part, mask=within(whole & (k + j < count), columns, dim, FULL), other=0.0)
-        going = tl.where(count == 64, going + 64, 0)
-        has = has_ahead
+    parts = partials + block.to(tl.int64) * (2 * WIDTH) + columns[None, :]
+    grad = tl.zeros([1, BLOCK], tl.float32)
+    after_previous(EARLY)
+    if count <= FEW:
+        grad = _some_parts(grad, parts, 0, count, columns, dim, WIDTH, FULL, FEW)
+    else:
+        for k in range(0, count, UNROLL):
+            grad = _some_parts(grad, parts, k, count, columns, dim, WIDTH, FULL, UNROLL)
     finish(
-        grad, row, one, two, slot, local, whole, columns, dim, base, here, handed_base, state, values, handed,
-        settings, seed, BLOCK, KIND, FULL, PLAIN, STAGED,
+        decayed(grad, row, settings, PLAIN), row, one, two, slot, local, whole, columns, dim, base, here, handed_base,
+        state, values, handed, settings, seed, BLOCK, KIND, FULL, PLAIN, STAGED,
     )  # fmt: skip
 
 
@@ -257,7 +274,7 @@ def _join(
 def join_kernel(
     rows, ends, begins, slots, lookups, spans, partials, values, state, handed, staged_at, layout, hyper, seed,
     WIDTH: tl.constexpr, BLOCKS: tl.constexpr, KINDS: tl.constexpr, VECTORS: tl.constexpr, FULL: tl.constexpr,
-    UNROLL: tl.constexpr, PLAIN: tl.constexpr, STAGED: tl.constexpr, SEGMENTS: tl.constexpr,
+    UNROLL: tl.constexpr, PLAIN: tl.constexpr, STAGED: tl.constexpr, SEGMENTS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The rows that were summed in parts, each program every so many of them."""
     first = list_end(ends, len(BLOCKS) * LIST_KINDS - 1, spans)
@@ -269,7 +286,7 @@ def join_kernel(
         if SEGMENTS == 1:
             _join(
                 rows, lookups, block, slot, alike, partials, values, state, handed, seed, WIDTH, BLOCKS[0], KINDS[0],
-                FULL[0], UNROLL, PLAIN, STAGED,
+                FULL[0], UNROLL, PLAIN, STAGED, EARLY,
             )  # fmt: skip
         else:
             segment = segment_of(layout, slot, SEGMENTS)
@@ -279,8 +296,9 @@ def join_kernel(
                     found = _segment(layout, hyper, staged_at, segment, BLOCKS[c], VECTORS[c], FULL[c], STAGED)
                     _join(
                         rows, lookups, block, slot, found, partials, values, state, handed, seed, WIDTH, BLOCKS[c],
-                        KINDS[c], FULL[c], UNROLL, PLAIN, STAGED,
+                        KINDS[c], FULL[c], UNROLL, PLAIN, STAGED, EARLY,
                     )  # fmt: skip
+    after_previous(EARLY)  # also a program without a row: the next kernel waits for this one, not for those before
 
 
 def update_twin(

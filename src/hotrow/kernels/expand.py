@@ -12,19 +12,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hotrow.kernels.backend import kernel, tl
+from hotrow.kernels.backend import after_previous, kernel, tl
 from hotrow.kernels.shape import BLOCKS, COLUMNS, FROM, MEMBERS, SAMPLES, SEGMENT_COLUMNS, TO
 
 
 @kernel()
 def contract_kernel(
     out, grads, members, member_starts, segments, SEGMENTS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
-    VECTOR: tl.constexpr, UNROLL: tl.constexpr, WHOLE: tl.constexpr,
+    VECTOR: tl.constexpr, UNROLL: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """A tile of unique samples by a block of columns; segments without members are copied.
 
     `WHOLE` if every segment is as wide as some whole blocks.
     """
+    after_previous(EARLY)
     program = tl.program_id(0)
     which = tl.arange(0, SEGMENTS)
     begins = tl.load(segments + which * SEGMENT_COLUMNS + BLOCKS)

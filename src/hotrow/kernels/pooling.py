@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hotrow.kernels.backend import constant, jit, kernel, tl
+from hotrow.kernels.backend import after_previous, constant, jit, kernel, tl
 from hotrow.kernels.shape import (
     BEGIN,
     CELLS,
@@ -212,8 +212,9 @@ def lookup_kernel(
     out, values, staged, staged_at, slots, offsets, weights, members, member_starts, features, units, even, rounds,
     FEATURES: tl.constexpr, BLOCKS: tl.constexpr, TILES: tl.constexpr, VECTORS: tl.constexpr, FULL: tl.constexpr,
     UNROLL: tl.constexpr, OUT_VECTOR: tl.constexpr, WEIGHTED: tl.constexpr, STAGED: tl.constexpr,
-    EXPANDED: tl.constexpr,
+    EXPANDED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    after_previous(EARLY)
     feature, block = feature_of(tl.program_id(0), units, even, FEATURES)
     at = features + feature * FEATURE_COLUMNS
     kind = tl.load(at + KIND)
