@@ -6,6 +6,7 @@ from cases import Case, make
 
 from hotrow.errors import BatchError, SettingsError
 from hotrow.kernels import BatchShape, FeatureSpec, GroupSpec, Rule, Tables, TableSpec, group, update
+from hotrow.kernels.chunks import SPAN_SIZE
 from hotrow.kernels.rounding import random_bits_twin, rounded_twin
 from hotrow.kernels.tuning import Config
 
@@ -85,6 +86,16 @@ def test_rows_of_any_number_of_lookups_are_summed(device: str, hot: float) -> No
     """From one to hundreds: within a block of sorted lookups, over the border of two, over many."""
     specs = [TableSpec(60, 8, Rule("sgd", lr=1.0)), TableSpec(200, 4, Rule("sgd", lr=1.0))]
     case = make(device, specs, [([(0, "sum"), (1, "sum")], 120, None)], longest=9, hot=hot)
+    check(case, device)
+
+
+@pytest.mark.parametrize(("dims", "longest", "parts"), [((8,), 400, 130), ((8, 8), 60, 20), ((256, 4), 60, 20)])
+def test_rows_of_many_parts_are_joined(device: str, dims: tuple[int, ...], longest: int, parts: int) -> None:
+    """More than are searched for, or summed, at once; beside rows of a few parts."""
+    specs = [TableSpec(3, dim, Rule("sgd", lr=0.01)) for dim in dims]
+    case = make(device, specs, [([(t, "sum") for t in range(len(dims))], 64, None)], longest=longest, hot=0.7)
+    counts = torch.bincount(case.slots.cpu())
+    assert counts.max() > parts * SPAN_SIZE and counts.min() > 2 * SPAN_SIZE
     check(case, device)
 
 

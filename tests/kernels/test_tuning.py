@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hotrow.kernels import tuning
+from hotrow.kernels import BatchShape, FeatureSpec, GroupSpec, Tables, TableSpec, tuning
 from hotrow.kernels.tuning import DEFAULTS, Config
 
 WHERE = ("lookup", "cpu", (128,), torch.float32, "10|4")
@@ -31,7 +31,18 @@ def test_the_fastest_is_chosen_and_known_to_the_next_process(monkeypatch: pytest
     tuning.forget()
     assert tuning.chosen(*WHERE) == best
     assert tuning.chosen("lookup", "cpu", (128,), torch.float32, "20|4") == DEFAULTS["lookup"]
-    assert tuning.chosen("lookup", "cpu", (128,), torch.float32, "10|1") == DEFAULTS["lookup"]
+    assert tuning.chosen("lookup", "cpu", (128,), torch.float32, "10|8") == DEFAULTS["lookup"]
+
+
+@pytest.mark.parametrize(("pooling", "kind"), [("sum", "6|2"), ("sequence", "6|s")])
+def test_batches_of_other_kinds_are_tuned_apart(pooling: str, kind: str) -> None:
+    tables = Tables([TableSpec(9, 4)], "cpu")
+    shape = BatchShape(tables, [GroupSpec([FeatureSpec(0, pooling, 40)], 20, 40)])
+    assert shape.kind == kind
+    own = tuning.chosen("lookup", "cpu", (4,), torch.float32, kind)
+    assert (own == DEFAULTS["lookup"]) == (pooling == "sum")
+    assert tuning.chosen("lookup", "cpu", (4,), torch.float32, kind + "+") == own
+    assert tuning.chosen("update", "cpu", (4,), torch.float32, kind) == DEFAULTS["update"]
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"a": 1}', '{"a": ["x"]}', '{"a": [1]}', '{"a": [1, 2, 3, 4]}'])
@@ -47,7 +58,7 @@ def test_wide_rows_always_have_one_warp_and_all_registers() -> None:
         assert {(c.warps, c.registers) for c in tuning.candidates(kernel, [64, 512])} == {(1, 0)}
         chosen = tuning.chosen(kernel, "cpu", (512,), torch.float32, "3|1")
         assert (chosen.warps, chosen.registers) == (1, 0)
-    assert {c.registers for c in tuning.candidates("update", [64, 128])} == {0, 80}
+    assert {c.registers for c in tuning.candidates("update", [64, 128])} == {0, 80, 128}
 
 
 def test_a_tile_fits_every_class() -> None:

@@ -110,7 +110,7 @@ class Kernel:
 
 
 @jit
-def after_previous(EARLY: tl.constexpr):  # type: ignore[no-untyped-def]
+def after_previous(EARLY: tl.constexpr):  # type: ignore[no-untyped-def,name-defined]
     """Waits for the kernel before this one in the stream, and lets the one behind it start likewise.
 
     Every program calls it before it reads or writes what another kernel might. So the device has programs at hand

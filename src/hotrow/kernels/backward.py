@@ -21,7 +21,6 @@ from hotrow.kernels.rounding import random_bits_twin, rounded_twin
 from hotrow.kernels.rules import decayed, finish, settings_of, state_of, step_twin
 from hotrow.kernels.tables import CLASS, DIM, FIRST, HOT, LAYOUT_COLUMNS, STATE, VALUES
 
-FEW = constant(8)  # parts of a row that are asked for at once where there are not more
 FIRST_PARTS, MORE_PARTS = constant(64), constant(512)  # blocks that are searched at once for parts of a row
 
 
@@ -107,7 +106,8 @@ def _rows(
         if tl.max(info, 0) >= FROM_BEFORE:
             part = 2 * (begin // SPAN) + tl.where((info & FROM_BEFORE) != 0, 0, 1)
             to = partials + (part.to(tl.int64) * WIDTH)[:, None] + columns[None, :]
-            tl.store(to, grad, mask=within(mine & (info >= FROM_BEFORE), columns, dim, FULL))
+            mask = within(mine & (info >= FROM_BEFORE), columns, dim, FULL)
+            tl.store(to, grad, mask=mask, eviction_policy="evict_last")  # the join reads it next
     finish(
         grad, row, one, two, slot, local, whole, columns, dim, base, here, handed_base, state, values, handed,
         settings, seed, BLOCK, KIND, FULL, PLAIN, STAGED,
@@ -225,20 +225,27 @@ def _parts(rows, lookups, block, slot):
 
 
 @jit
-def _some_parts(grad, parts, k, count, columns, dim, WIDTH: tl.constexpr, FULL: tl.constexpr, AT_ONCE: tl.constexpr):
-    """Adds the parts of a row from the k-th on, so many at once: in place of those behind its last it reads that."""
-    for j in tl.static_range(AT_ONCE):
-        part = tl.minimum(k + j, count - 1)
-        at = parts + tl.where(part == 0, WIDTH, part.to(tl.int64) * (2 * WIDTH))
-        has = tl.full([1], 1, tl.int1) & (k + j < count)
-        grad += tl.where(has[:, None], take(at, within(has, columns, dim, FULL), FULL), 0.0)
-    return grad
+def _sum_of_parts(
+    partials, block, k, count, columns, dim, WIDTH: tl.constexpr, FULL: tl.constexpr, MOST: tl.constexpr,
+    ALL: tl.constexpr,
+):  # fmt: skip
+    """The sum of so many parts of a row, from its k-th on, which are asked for at once; `ALL` if it has all of them.
+
+    A row is the second of the two parts of the block that it begins in, and the first of those behind. In place of
+    parts that it does not have its first is read.
+    """
+    part = k + tl.arange(0, MOST)
+    has = part < count
+    part = part if ALL else tl.where(has, part, 0)
+    at = partials + ((2 * (block + part) + (part == 0)).to(tl.int64) * WIDTH)[:, None] + columns[None, :]
+    sums = take(at, within(has, columns, dim, FULL), FULL)
+    return tl.sum(sums if ALL else tl.where(has[:, None], sums, 0.0), 0)[None, :]
 
 
 @jit
 def _join(
     rows, lookups, block, slot, found, partials, values, state, handed, seed,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, FULL: tl.constexpr, UNROLL: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, FULL: tl.constexpr, MANY: tl.constexpr,
     PLAIN: tl.constexpr, STAGED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Adds up the parts of a row that goes on from its block to the next ones, and uses the sum.
@@ -256,14 +263,14 @@ def _join(
     at = values + (base + local.to(tl.int64) * dim)[:, None] + columns[None, :]
     row = take(at, within(hot, columns, dim, FULL), FULL and not STAGED)
     one, two = state_of(state, local, hot, columns, dim, KIND, FULL, not STAGED)
-    parts = partials + block.to(tl.int64) * (2 * WIDTH) + columns[None, :]
-    grad = tl.zeros([1, BLOCK], tl.float32)
     after_previous(EARLY)
-    if count <= FEW:
-        grad = _some_parts(grad, parts, 0, count, columns, dim, WIDTH, FULL, FEW)
-    else:
-        for k in range(0, count, UNROLL):
-            grad = _some_parts(grad, parts, k, count, columns, dim, WIDTH, FULL, UNROLL)
+    grad = tl.zeros([1, BLOCK], tl.float32)
+    many = count // MANY * MANY
+    FEW: tl.constexpr = MANY // 4
+    for k in range(0, many, MANY):
+        grad += _sum_of_parts(partials, block, k, count, columns, dim, WIDTH, FULL, MANY, True)
+    for k in range(many, count, FEW):
+        grad += _sum_of_parts(partials, block, k, count, columns, dim, WIDTH, FULL, FEW, False)
     finish(
         decayed(grad, row, settings, PLAIN), row, one, two, slot, local, whole, columns, dim, base, here, handed_base,
         state, values, handed, settings, seed, BLOCK, KIND, FULL, PLAIN, STAGED,
@@ -274,7 +281,7 @@ def _join(
 def join_kernel(
     rows, ends, begins, slots, lookups, spans, partials, values, state, handed, staged_at, layout, hyper, seed,
     WIDTH: tl.constexpr, BLOCKS: tl.constexpr, KINDS: tl.constexpr, VECTORS: tl.constexpr, FULL: tl.constexpr,
-    UNROLL: tl.constexpr, PLAIN: tl.constexpr, STAGED: tl.constexpr, SEGMENTS: tl.constexpr, EARLY: tl.constexpr,
+    MANY: tl.constexpr, PLAIN: tl.constexpr, STAGED: tl.constexpr, SEGMENTS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The rows that were summed in parts, each program every so many of them."""
     first = list_end(ends, len(BLOCKS) * LIST_KINDS - 1, spans)
@@ -286,7 +293,7 @@ def join_kernel(
         if SEGMENTS == 1:
             _join(
                 rows, lookups, block, slot, alike, partials, values, state, handed, seed, WIDTH, BLOCKS[0], KINDS[0],
-                FULL[0], UNROLL, PLAIN, STAGED, EARLY,
+                FULL[0], MANY, PLAIN, STAGED, EARLY,
             )  # fmt: skip
         else:
             segment = segment_of(layout, slot, SEGMENTS)
@@ -296,7 +303,7 @@ def join_kernel(
                     found = _segment(layout, hyper, staged_at, segment, BLOCKS[c], VECTORS[c], FULL[c], STAGED)
                     _join(
                         rows, lookups, block, slot, found, partials, values, state, handed, seed, WIDTH, BLOCKS[c],
-                        KINDS[c], FULL[c], UNROLL, PLAIN, STAGED, EARLY,
+                        KINDS[c], FULL[c], MANY, PLAIN, STAGED, EARLY,
                     )  # fmt: skip
     after_previous(EARLY)  # also a program without a row: the next kernel waits for this one, not for those before
 

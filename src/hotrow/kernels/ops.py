@@ -32,7 +32,7 @@ from hotrow.kernels.unique import run_numbers, runs_kernel, sorted_order, unique
 
 JOIN_PROGRAMS = 2048  # enough for every long row to be at work at once, on most batches
 JOIN_ELEMENTS, JOIN_REGISTERS = 4096, 224  # of the parts of a row that are asked for at once, and what that takes
-JOIN_MOST = 32  # parts that are asked for at once; more of narrow rows would take minutes to compile
+JOIN_MOST = 32  # parts that are asked for at once, also of narrow rows
 
 
 def operation(name: str, mutates_args: Sequence[str]) -> Callable[[Callable[..., Any]], Any]:

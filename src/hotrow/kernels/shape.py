@@ -70,7 +70,7 @@ class BatchShape:
     unique_size: int = field(init=False)  # and of the results on unique samples
     lookups: int = field(init=False)
     bags: int = field(init=False)  # offsets that a batch has
-    kind: str = field(init=False)  # what tuned kernels are kept for: lookups and those of a cell, in bits; if expanded
+    kind: str = field(init=False)  # what is tuned for: lookups; those of a cell or s, of sequences; + if expanded
     expanded: bool = field(init=False)  # whether a group's results are expanded to the batch
     contract_programs: int = field(init=False)
     contract_vector: int = field(init=False)
@@ -85,8 +85,10 @@ class BatchShape:
         self.expanded = any(group.expanded is not None for group in self.groups)
         self._cells = [row[2] for row in rows]
         self._classes = [row[8] for row in rows]
-        each = self.lookups // max(1, sum(self._cells))
-        self.kind = f"{max(self.lookups, 1).bit_length()}|{each.bit_length()}{'+' if self.expanded else ''}"
+        each = str((self.lookups // max(1, sum(self._cells))).bit_length())
+        if 2 * sum(f.lookups for g in self.groups for f in g.features if f.pooling == "sequence") > self.lookups:
+            each = "s"
+        self.kind = f"{max(self.lookups, 1).bit_length()}|{each}{'+' if self.expanded else ''}"
         self.out_vector = math.gcd(*(x for row in rows for x in (row[3], row[4])), 8)
         self.unit = math.gcd(*(x for row in rows for x in (row[7], row[4])), 64)
         device = self.tables.device

@@ -2,8 +2,9 @@
 
 What is tuned never changes the order of a sum, so tuning changes no bit of a result. A choice belongs to a device, a
 kernel, the classes of the tables, their dtype and the kind of batch (its size and the length of its bags to a power of
-two, and whether it is expanded). It is kept in memory and in one JSON file (`HOTROW_CACHE`, or `~/.cache/hotrow`), so a
-machine measures once. Without a measurement the defaults hold, which are those found on an H200.
+two, or that it is of sequences; and whether it is expanded). It is kept in memory and in one JSON file (`HOTROW_CACHE`,
+or `~/.cache/hotrow`), so a machine measures once. Without a measurement the defaults hold, which are those found on an
+H200.
 """
 
 from __future__ import annotations
@@ -48,6 +49,10 @@ class Config(NamedTuple):
 
 
 DEFAULTS = {"lookup": Config(256, 4, share=2), "update": Config(512, 8, share=32, registers=80)}
+DEFAULTS_OF = {  # kinds of batches that want other ones: of one row a bag, of sequences
+    ("lookup", "1"): Config(512, 1, share=4),
+    ("lookup", "s"): Config(2048, 1, warps=2, registers=128),
+}
 
 _chosen: dict[str, Config] | None = None
 
@@ -65,7 +70,8 @@ def key_of(kernel: str, machine: str, blocks: tuple[int, ...], dtype: torch.dtyp
 @functools.cache
 def chosen(kernel: str, machine: str, blocks: tuple[int, ...], dtype: torch.dtype, kind: str) -> Config:
     """The configuration to use: what was measured for this machine and shape, or the default."""
-    config = _known().get(key_of(kernel, machine, blocks, dtype, kind), DEFAULTS[kernel])
+    default = DEFAULTS_OF.get((kernel, kind.split("|")[1].rstrip("+")), DEFAULTS[kernel])
+    config = _known().get(key_of(kernel, machine, blocks, dtype, kind), default)
     return config._replace(warps=1, registers=0) if max(blocks) > WIDEST else config
 
 
@@ -74,11 +80,12 @@ def candidates(kernel: str, blocks: Sequence[int]) -> list[Config]:
     wide = max(blocks) > WIDEST
     if kernel == "lookup":
         warps = (1,) if wide else (1, 2)
-        sizes = ((128, 8, 0), (128, 8, 80), (256, 4, 0), (256, 4, 80), (512, 1, 0), (512, 1, 80), (512, 2, 80))
+        sizes = ((128, 8, 0), (128, 8, 80), (256, 4, 0), (256, 4, 80), (512, 1, 0), (512, 1, 80), (512, 2, 80),
+                 (1024, 1, 128), (2048, 1, 128))  # fmt: skip
         cuts = [(share, across) for share in (1, 2, 4) for across in (False, True)]
         return [Config(e, u, w, *cut, r) for w in warps for e, u, r in sizes if not (wide and r) for cut in cuts]
-    registers = (0,) if wide else (0, 80)
-    return [Config(512, u, share=s, registers=r) for u in (4, 8) for r in registers for s in (8, 16, 32, 64)]
+    sums = ((4, 0), (8, 0)) if wide else ((4, 0), (4, 80), (8, 0), (8, 80), (16, 128))
+    return [Config(512, u, share=s, registers=r) for u, r in sums for s in (8, 16, 32, 64)]
 
 
 def choose(key: str, tried: Sequence[Config], run: Callable[[Config], object], repeats: int = 5) -> Config:
