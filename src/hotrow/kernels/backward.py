@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hotrow.kernels.backend import after_previous, constant, jit, kernel, tl
+from hotrow.kernels.backend import after_previous, apart, constant, jit, kernel, tl
 from hotrow.kernels.chunks import FROM_BEFORE, LIST_KINDS, LONG, SHORT, SINGLE, SPAN, list_end, segment_of
 from hotrow.kernels.pooling import take, whole_vectors, within
 from hotrow.kernels.rounding import random_bits_twin, rounded_twin
@@ -172,6 +172,40 @@ def _entries(
                 )  # fmt: skip
 
 
+@jit
+def _class_entries(
+    grads, places, factors, ends, begins, infos, slots, firsts, partials, values, state, handed, staged_at, layout,
+    hyper, seed, spans, c, segment,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, LONG_TILE: tl.constexpr, SHORT_TILE: tl.constexpr,
+    SINGLE_TILE: tl.constexpr, VECTOR: tl.constexpr, FULL: tl.constexpr, SEGMENTS: tl.constexpr, ALL: tl.constexpr,
+    UNROLL: tl.constexpr, UNIT: tl.constexpr, FACTORS: tl.constexpr, PLAIN: tl.constexpr, STAGED: tl.constexpr,
+):  # fmt: skip
+    """This program's share of the entries of one class, whose first segment is `segment`."""
+    long = list_end(ends, c * LIST_KINDS + LONG - 1, spans)
+    short = list_end(ends, c * LIST_KINDS + SHORT - 1, spans)
+    single = list_end(ends, c * LIST_KINDS + SINGLE - 1, spans)
+    end = list_end(ends, c * LIST_KINDS + SINGLE, spans)
+    alike = _segment(layout, hyper, staged_at, segment, BLOCK, VECTOR, FULL, STAGED)
+    _entries(
+        grads, places, factors, begins, infos, slots, firsts, partials, values, state, handed, staged_at, layout, hyper,
+        seed, alike, long, short, WIDTH, BLOCK, KIND, LONG_TILE, VECTOR, FULL, SEGMENTS, ALL, UNROLL, UNIT, FACTORS,
+        PLAIN, STAGED, 0,
+    )  # fmt: skip
+    _entries(
+        grads, places, factors, begins, infos, slots, firsts, partials, values, state, handed, staged_at, layout, hyper,
+        seed, alike, short, single, WIDTH, BLOCK, KIND, SHORT_TILE, VECTOR, FULL, SEGMENTS, ALL, UNROLL, UNIT, FACTORS,
+        PLAIN, STAGED, 4,
+    )  # fmt: skip
+    _entries(
+        grads, places, factors, begins, infos, slots, firsts, partials, values, state, handed, staged_at, layout, hyper,
+        seed, alike, single, end, WIDTH, BLOCK, KIND, SINGLE_TILE, VECTOR, FULL, SEGMENTS, ALL, UNROLL, UNIT, FACTORS,
+        PLAIN, STAGED, 1,
+    )  # fmt: skip
+
+
+_class_entries_apart = apart(_class_entries)
+
+
 @kernel("spans")
 def update_kernel(
     grads, places, factors, ends, begins, infos, slots, firsts, partials, values, state, handed, staged_at, layout,
@@ -182,27 +216,19 @@ def update_kernel(
 ):  # fmt: skip
     """Each program's share of the list; `TILES` of a class are those of long, of short and of single entries."""
     after_previous(EARLY)
-    for c in tl.static_range(len(BLOCKS)):
-        long = list_end(ends, c * LIST_KINDS + LONG - 1, spans)
-        short = list_end(ends, c * LIST_KINDS + SHORT - 1, spans)
-        single = list_end(ends, c * LIST_KINDS + SINGLE - 1, spans)
-        end = list_end(ends, c * LIST_KINDS + SINGLE, spans)
-        alike = _segment(layout, hyper, staged_at, FIRSTS[c], BLOCKS[c], VECTORS[c], FULL[c], STAGED)
-        _entries(
-            grads, places, factors, begins, infos, slots, firsts, partials, values, state, handed, staged_at, layout,
-            hyper, seed, alike, long, short, WIDTH, BLOCKS[c], KINDS[c], TILES[c][0], VECTORS[c], FULL[c], COUNTS[c],
-            ALL, UNROLL, UNIT, FACTORS, PLAIN, STAGED, 0,
+    if len(BLOCKS) == 1:
+        _class_entries(
+            grads, places, factors, ends, begins, infos, slots, firsts, partials, values, state, handed, staged_at,
+            layout, hyper, seed, spans, 0, FIRSTS[0], WIDTH, BLOCKS[0], KINDS[0], *TILES[0], VECTORS[0], FULL[0],
+            COUNTS[0], ALL, UNROLL, UNIT, FACTORS, PLAIN, STAGED,
         )  # fmt: skip
-        _entries(
-            grads, places, factors, begins, infos, slots, firsts, partials, values, state, handed, staged_at, layout,
-            hyper, seed, alike, short, single, WIDTH, BLOCKS[c], KINDS[c], TILES[c][1], VECTORS[c], FULL[c], COUNTS[c],
-            ALL, UNROLL, UNIT, FACTORS, PLAIN, STAGED, 4,
-        )  # fmt: skip
-        _entries(
-            grads, places, factors, begins, infos, slots, firsts, partials, values, state, handed, staged_at, layout,
-            hyper, seed, alike, single, end, WIDTH, BLOCKS[c], KINDS[c], TILES[c][2], VECTORS[c], FULL[c], COUNTS[c],
-            ALL, UNROLL, UNIT, FACTORS, PLAIN, STAGED, 1,
-        )  # fmt: skip
+    else:
+        for c in tl.static_range(len(BLOCKS)):
+            _class_entries_apart(
+                grads, places, factors, ends, begins, infos, slots, firsts, partials, values, state, handed, staged_at,
+                layout, hyper, seed, spans, c, FIRSTS[c], WIDTH, BLOCKS[c], KINDS[c], *TILES[c], VECTORS[c], FULL[c],
+                COUNTS[c], ALL, UNROLL, UNIT, FACTORS, PLAIN, STAGED,
+            )  # fmt: skip
 
 
 @jit

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hotrow.kernels.backend import after_previous, constant, jit, kernel, tl
+from hotrow.kernels.backend import after_previous, apart, constant, jit, kernel, tl
 from hotrow.kernels.shape import (
     BEGIN,
     CELLS,
@@ -207,6 +207,9 @@ def _feature(
             )  # fmt: skip
 
 
+_feature_apart = apart(_feature)
+
+
 @kernel("even", "rounds")
 def lookup_kernel(
     out, values, staged, staged_at, slots, offsets, weights, members, member_starts, features, units, even, rounds,
@@ -217,13 +220,19 @@ def lookup_kernel(
     after_previous(EARLY)
     feature, block = feature_of(tl.program_id(0), units, even, FEATURES)
     at = features + feature * FEATURE_COLUMNS
-    kind = tl.load(at + KIND)
-    for c in tl.static_range(len(BLOCKS)):
-        if kind == c:
-            _feature(
-                out, values, staged, staged_at, slots, offsets, weights, members, member_starts, at, block, rounds,
-                BLOCKS[c], TILES[c], VECTORS[c], FULL[c], UNROLL, OUT_VECTOR, WEIGHTED, STAGED, EXPANDED,
-            )  # fmt: skip
+    if len(BLOCKS) == 1:
+        _feature(
+            out, values, staged, staged_at, slots, offsets, weights, members, member_starts, at, block, rounds,
+            BLOCKS[0], TILES[0], VECTORS[0], FULL[0], UNROLL, OUT_VECTOR, WEIGHTED, STAGED, EXPANDED,
+        )  # fmt: skip
+    else:
+        kind = tl.load(at + KIND)
+        for c in tl.static_range(len(BLOCKS)):
+            if kind == c:
+                _feature_apart(
+                    out, values, staged, staged_at, slots, offsets, weights, members, member_starts, at, block, rounds,
+                    BLOCKS[c], TILES[c], VECTORS[c], FULL[c], UNROLL, OUT_VECTOR, WEIGHTED, STAGED, EXPANDED,
+                )  # fmt: skip
 
 
 def lookup_twin(
