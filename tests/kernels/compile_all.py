@@ -58,7 +58,8 @@ CASES: list[tuple[Any, str, dict[str, Any]]] = [
 def compiled(kernel: Any, types: str, given: dict[str, Any]) -> Any:
     """The kernel compiled for arguments of `types`, in order, and constants, of which it takes those it has."""
     names = kernel.arg_names
-    constants = {name: given.get(name, True) if name == "EARLY" else given[name] for name in names[len(types) :]}
+    given = {"EARLY": True, **given}
+    constants = {name: given[name] for name in names[len(types) :]}
     signature = {n: TYPES[t] for n, t in zip(names, types, strict=False)} | dict.fromkeys(constants, "constexpr")
     aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(types) if kind != "n"}
     source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=aligned)
@@ -68,4 +69,5 @@ def compiled(kernel: Any, types: str, given: dict[str, Any]) -> Any:
 if __name__ == "__main__":
     for kernel, types, given in CASES:
         ptx = compiled(kernel.jit, types, given).asm["ptx"]
+        assert ("EARLY" in kernel.jit.arg_names) == ("griddepcontrol.wait" in ptx), "it starts early and does not wait"
         print(kernel.jit.fn.__name__, "wide loads:", len(re.findall(r"ld\.global\S*\.v4", ptx)))

@@ -6,7 +6,7 @@ the grouping in the step; "given" has it ready, as in training, where it is made
 times: FBGEMM looks up the expanded batch, Hotrow the unique samples, and both give results for every sample.
 
 Both sides are called from Python, batch after batch, as a training loop calls them, and timed by the device's own
-clock over a turn of 32 batches, so that waiting for the first launch of a turn counts little. FBGEMM so called leaves
+clock over a turn of 64 batches, so that waiting for the first launch of a turn counts little. FBGEMM so called leaves
 the device waiting on most of these shapes; figures that end in ".device" are of the same two captured in CUDA graphs:
 kernels alone. The floor is what must move (unique rows in, and in and out again; results out, gradients in) at the
 speed of a plain copy on the same device in the same run.
@@ -73,7 +73,7 @@ Side = Callable[[], None]
 
 def run(quick: bool = False, only: list[str] | None = None, tuned: bool = True) -> Report:
     """All figures of the kernels; `quick` takes few batches and turns."""
-    batches, rounds = (2, 3) if quick else (32, 12)
+    batches, rounds = (2, 3) if quick else (64, 12)
     report = new_report("kernels", {"optimizer": "row-wise Adagrad", "dtype": "float32", "keys": f"Zipf {ZIPF}"},
                         ("triton", "fbgemm-gpu"))  # fmt: skip
     ids = [f"kernels.{name}.{what}" for name in WORKLOADS for what in ("given", "counted")] + ["kernels.ikjt5"]

@@ -116,17 +116,18 @@ def _rows(
 
 @jit
 def _share(tiles):
-    """Which of so many tiles are this program's: every program has about as many, in their order.
+    """Which of so many tiles are this program's: every program has about as many, the first ones the last.
+
+    The lookup went through the tables from first to last, and left rows of the last in the cache. This goes back, and
+    leaves rows of the first to the next lookup.
 
     The same product says where one program ends and the next begins; it may round to a tile behind the last, whose
     entries are masked.
     """
     each = tiles.to(tl.float32) / tl.num_programs(0)
-    end = ((tl.program_id(0) + 1).to(tl.float32) * each).to(tl.int32)
-    return (
-        (tl.program_id(0).to(tl.float32) * each).to(tl.int32),
-        tl.where(tl.program_id(0) + 1 == tl.num_programs(0), tiles, end),
-    )
+    program = tl.num_programs(0) - 1 - tl.program_id(0)
+    end = ((program + 1).to(tl.float32) * each).to(tl.int32)
+    return (program.to(tl.float32) * each).to(tl.int32), tl.where(program + 1 == tl.num_programs(0), tiles, end)
 
 
 @jit
