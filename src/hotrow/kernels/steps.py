@@ -35,11 +35,9 @@ class Members(NamedTuple):
     @staticmethod
     def of(inverse: Tensor, unique: int) -> Members:
         """The members of one group; `inverse[B]` says which of `unique` samples each sample is."""
-        order = torch.sort(inverse.to(torch.int32), stable=True)[1].to(torch.int32)
-        starts = torch.zeros(unique + 1, dtype=torch.int32, device=inverse.device)
-        ones = torch.ones(len(inverse), dtype=torch.int32, device=inverse.device)
-        starts[1:].index_add_(0, inverse.long(), ones)
-        return Members(order, torch.cumsum(starts, 0, dtype=torch.int32))
+        ordered, order = torch.sort(inverse.to(torch.int32), stable=True)
+        each = torch.arange(unique + 1, dtype=torch.int32, device=inverse.device)
+        return Members(order.to(torch.int32), torch.searchsorted(ordered, each, out_int32=True))
 
 
 @dataclass(frozen=True)
