@@ -1,11 +1,16 @@
 """What ranks do in tests of training: functions that `ranks.Ranks` runs in processes of their own."""
 
 import os
+import time
 import tomllib
+from typing import Any
+from unittest import mock
 
 from hotrow.run import Run
 from hotrow.settings import parse
+from hotrow.tiers import HostTier
 from hotrow.train.loop import train
+from hotrow.train.ranks import Ranks
 from hotrow.world import World
 
 
@@ -19,3 +24,24 @@ def train_run(world: World, text: str, resume: bool = False) -> dict[str, object
         for name in names:
             del os.environ[name]
     return {"stopped": result.stopped, "steps": result.steps, "samples": result.samples, "metrics": result.metrics}
+
+
+def train_unevenly(world: World, text: str) -> dict[str, object]:
+    """The same where one rank is slow to update its rows, and the other slow to go on once hashes are exchanged."""
+    update, gather = HostTier.update, Ranks.gather
+
+    def slow_update(self: HostTier, *arguments: Any) -> None:
+        time.sleep(0.03)
+        update(self, *arguments)
+
+    def slow_gather(self: Ranks, arrays: list[Any]) -> list[Any]:
+        got = gather(self, arrays)
+        time.sleep(0.015)
+        return got
+
+    slow: list[Any] = [
+        mock.patch.object(Ranks, "gather", slow_gather),
+        mock.patch.object(HostTier, "update", slow_update),
+    ]
+    with slow[world.rank]:
+        return train_run(world, text)

@@ -142,6 +142,16 @@ def test_two_ranks_are_one_process_with_twice_the_batch(make_run, tmp_path, plac
     assert_close(end_of(two), end_of(one))
 
 
+def test_an_owner_that_is_slow_to_update_gives_no_rows_that_others_take_as_updated(make_run, tmp_path, pool):
+    one = make_run(**EXACT, data__batch_size=96, output__folder=str(tmp_path / "one"))
+    train(one)
+    sharded = {"cluster": {"rows": "sharded"}, "policy": {"name": "exact"}}
+    two = make_run(**EXACT, data__batch_size=48, **sharded, output__folder=str(tmp_path / "two"))
+    pool.run(2, "train_work:train_unevenly", two.to_toml(), timeout=120)
+    assert losses(two) == pytest.approx(losses(one), rel=1e-4)
+    assert_close(end_of(two), end_of(one))
+
+
 def test_a_signal_to_one_rank_stops_all_and_any_number_goes_on(make_run, tmp_path, shards, trained):
     one = make_run(**{**EXACT, "train__epochs": 6}, output__folder=str(tmp_path / "one"), data__batch_size=96)
     train(one)

@@ -10,6 +10,7 @@ Adam counts its updates, so the rows of a table with Adam all go first.
 
 With several workers a row may also be updated by another worker's batch: then hashes of all workers' keys (4 bytes
 each) are exchanged when a batch is fetched. All agree so on which rows go first; a hash met twice costs a transfer.
+They also agree on which updates are applied, and a worker that is behind catches up before it gives rows to others.
 
 A tier that has a table with admission or eviction gives and takes rows in the order of fetches: it is asked when it is
 the batch's turn, as under `Sync`.
@@ -57,6 +58,8 @@ class ExactPipeline(Behind):
         self._tables: list[_native.InFlight] = []
         self._counted = np.zeros(128, np.int64)
         self._coming: deque[_Shared] = deque()  # batches that are entered and not yet applied
+        self._applied_behind: deque[_Shared] = deque()  # applied, and still among those that others are compared with
+        self._seen = embeddings.steps  # updates before it are applied, by all workers
         self._entered = self._landed = self._firsts = embeddings.steps
         self._moved = -1  # the last batch that was fetched again because rows had moved
         self._unsettled: queue.SimpleQueue[Flight | None] = queue.SimpleQueue()
@@ -96,12 +99,20 @@ class ExactPipeline(Behind):
         """Finds what a batch has in common with those before it; from now on the others find it too."""
         while len(self._tables) < len(keys):
             self._tables.append(_native.InFlight())
+        while self._applied_behind:
+            shared = self._applied_behind.popleft()
+            for table, of_table in zip(self._tables, shared.everybody, strict=True):
+                table.leave(of_table, shared.number)
+            self._seen = shared.number + 1
         own = everybody = keys
         if self._exchange is not None:
             own = [_hashes(of_table) for of_table in keys]
-            everybody = self._exchange(own)
+            *everybody, seens = self._exchange([*own, np.array([self._seen])])
+            self._seen = int(seens.max())
+            # Other workers may ask this one for rows: it has to have applied what any of them takes as applied.
+            self._wait(lambda: self._closed or self._applied >= self._seen)
+        seen = self._seen
         with self._changed:
-            seen = self._applied
             before = self._coming[-1] if self._coming and self._coming[-1].number == number - 1 else None
         for table, of_table in zip(self._tables, everybody, strict=True):
             table.enter(of_table, number, self._counted)
@@ -182,8 +193,7 @@ class ExactPipeline(Behind):
                 shared: _Shared = flight.keys
                 for wait in shared.rest:
                     wait()
-                for table, of_table in zip(self._tables, shared.everybody, strict=True):
-                    table.leave(of_table, flight.number)
+                self._applied_behind.append(shared)
                 with self._changed:
                     self._coming.remove(shared)
                 super()._settle(flight)
@@ -219,10 +229,10 @@ class _Shared:
     """What a batch shares with others in flight.
 
     `own` are its keys as they are compared and `everybody` those of all workers; updates before `seen` were applied
-    when it was fetched, and it has `moved` if its rows did afterwards. Positions among its keys: `late`, what the batch
-    before has, `early`, what batches before that had when it was fetched, `first`, what the next has. `in_parts` if
-    some tiers give those later than the others; it `has_late` and `has_early` ones then, and all when it is `complete`.
-    `rest` waits for the part of its update that went behind.
+    by all when it was fetched, and it has `moved` if its rows did afterwards. Positions among its keys: `late`, what
+    the batch before has, `early`, what batches before that had when it was fetched, `first`, what the next has.
+    `in_parts` if some tiers give those later than the others; it `has_late` and `has_early` ones then, and all when it
+    is `complete`. `rest` waits for the part of its update that went behind.
     """
 
     def __init__(self, number: int, seen: int, own: list[Keys], everybody: list[Keys]) -> None:
