@@ -66,8 +66,24 @@ def compiled(kernel: Any, types: str, given: dict[str, Any]) -> Any:
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 1})
 
 
+def check_waits(name: str, ptx: str) -> None:
+    """A kernel that starts early waits first, then lets the next one start. The join reads lists before it waits."""
+    entry = ptx[ptx.index(".entry") :]
+    waits = [m.start() for m in re.finditer(r"griddepcontrol\.wait", entry)]
+    lets = [m.start() for m in re.finditer(r"griddepcontrol\.launch_dependents", entry)]
+    assert len(waits) == len(lets) and all(w < t for w, t in zip(waits, lets, strict=True)), (
+        f"{name} does not wait first"
+    )
+    if name == "join_kernel":  # in its loop, and at its end
+        assert len(waits) == 2, f"{name} waits {len(waits)} times"
+    else:
+        first = re.search(r"(ld|st|atom)\.global", entry)
+        assert first is None or waits[0] < first.start(), f"{name} touches memory before it has waited"
+
+
 if __name__ == "__main__":
     for kernel, types, given in CASES:
-        ptx = compiled(kernel.jit, types, given).asm["ptx"]
-        assert ("EARLY" in kernel.jit.arg_names) == ("griddepcontrol.wait" in ptx), "it starts early and does not wait"
-        print(kernel.jit.fn.__name__, "wide loads:", len(re.findall(r"ld\.global\S*\.v4", ptx)))
+        name, ptx = kernel.jit.fn.__name__, compiled(kernel.jit, types, given).asm["ptx"]
+        if "EARLY" in kernel.jit.arg_names:
+            check_waits(name, ptx)
+        print(name, "wide loads:", len(re.findall(r"ld\.global\S*\.v4", ptx)))

@@ -55,6 +55,30 @@ class OnDevice:
         return self._address
 
 
+class Launches:
+    """Stands in for Triton: what was compiled, with which options, and what was launched."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.compiled: list[dict[str, Any]] = []
+        self.launched: list[tuple[Any, ...]] = []
+        monkeypatch.setattr(backend, "Tensor", OnDevice)
+        monkeypatch.setattr(backend, "interpreted", lambda: False)
+        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
+
+    def of(self, function: Any, *sizes: str) -> backend.Kernel:
+        kernel = backend.Kernel(function, sizes)
+        kernel.jit = self
+        return kernel
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return self
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        self.compiled.append(options)
+        run = lambda *all: self.launched.append(all)  # noqa: E731
+        return SimpleNamespace(run=run, function=None, packed_metadata=None)
+
+
 def test_a_kernel_is_compiled_once_for_each_kind_of_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     if backend.triton is None:
         pytest.skip("Triton is not installed")
@@ -62,22 +86,8 @@ def test_a_kernel_is_compiled_once_for_each_kind_of_arguments(monkeypatch: pytes
     def function(out, rows, count, dim, BLOCK: "tl.constexpr"):  # type: ignore[no-untyped-def]  # noqa: F821
         pass
 
-    compiled, launched = [], []
-
-    class Jit:
-        def __getitem__(self, grid: tuple[int, ...]) -> Any:
-            return self
-
-        def __call__(self, *arguments: Any, **options: Any) -> Any:
-            compiled.append(options)
-            run = lambda *all: launched.append(all)  # noqa: E731
-            return SimpleNamespace(run=run, function=None, packed_metadata=None)
-
-    kernel = backend.Kernel(function, ["count"])
-    kernel.jit = Jit()
-    monkeypatch.setattr(backend, "Tensor", OnDevice)
-    monkeypatch.setattr(backend, "interpreted", lambda: False)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
+    seen = Launches(monkeypatch)
+    kernel, compiled, launched = seen.of(function, "count"), seen.compiled, seen.launched
     usual = (OnDevice(), OnDevice(), 5, 8, 64)
     kinds = [
         usual,
@@ -98,6 +108,23 @@ def test_a_kernel_is_compiled_once_for_each_kind_of_arguments(monkeypatch: pytes
     kernel[(4, 2)](OnDevice(address=1024), OnDevice(), 2**20, 8, 64)  # another place and size: the same kind
     assert len(compiled) == len(kinds) + 2 and len(launched) == len(kinds) + 1
     assert launched[-1][:4] == (4, 2, 1, 7) and launched[-1][-3:] == (2**20, 8, 64)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_kernel_that_can_start_early_is_told_whether_it_does(monkeypatch: pytest.MonkeyPatch, early: bool) -> None:
+    if backend.triton is None:
+        pytest.skip("Triton is not installed")
+
+    def function(out, BLOCK: "tl.constexpr", EARLY: "tl.constexpr"):  # type: ignore[no-untyped-def]  # noqa: F821
+        pass
+
+    seen = Launches(monkeypatch)
+    kernel = seen.of(function)
+    monkeypatch.setattr(backend, "_starts_early", lambda device: early)
+    for _ in range(2):
+        kernel[(3,)](OnDevice(), 64)
+    assert seen.compiled == [{"num_warps": 4, **({"launch_pdl": True} if early else {})}]
+    assert [launch[-2:] for launch in seen.launched] == [(64, early)]
 
 
 def test_these_tests_run_kernels_and_not_their_twins(device: str) -> None:

@@ -5,7 +5,9 @@ import torch
 from cases import Case, make
 
 from hotrow.errors import BatchError, SettingsError
-from hotrow.kernels import BatchShape, FeatureSpec, GroupSpec, Rule, Tables, TableSpec, group, update
+from hotrow.kernels import BatchShape, FeatureSpec, GroupSpec, Rule, Tables, TableSpec, group, ops, update
+from hotrow.kernels.backend import kernel, tl, triton
+from hotrow.kernels.backward import _parts
 from hotrow.kernels.chunks import SPAN_SIZE
 from hotrow.kernels.rounding import random_bits_twin, rounded_twin
 from hotrow.kernels.tuning import Config
@@ -89,14 +91,35 @@ def test_rows_of_any_number_of_lookups_are_summed(device: str, hot: float) -> No
     check(case, device)
 
 
-@pytest.mark.parametrize(("dims", "longest", "parts"), [((8,), 400, 130), ((8, 8), 60, 20), ((256, 4), 60, 20)])
-def test_rows_of_many_parts_are_joined(device: str, dims: tuple[int, ...], longest: int, parts: int) -> None:
-    """More than are searched for, or summed, at once; beside rows of a few parts."""
-    specs = [TableSpec(3, dim, Rule("sgd", lr=0.01)) for dim in dims]
+@pytest.mark.parametrize(("dims", "longest", "parts"), [((8,), 400, 130), ((6, 8), 60, 20), ((200, 12), 60, 20)])
+def test_rows_of_many_parts_are_joined(
+    device: str, dims: tuple[int, ...], longest: int, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than are searched for, or summed, at once; beside rows of a few parts, that the same program joins."""
+    monkeypatch.setattr(ops, "JOIN_PROGRAMS", 2)
+    specs = [TableSpec(2, dim, Rule("sgd", lr=0.01 * (t + 1)), staged=1) for t, dim in enumerate(dims)]
     case = make(device, specs, [([(t, "sum") for t in range(len(dims))], 64, None)], longest=longest, hot=0.7)
-    counts = torch.bincount(case.slots.cpu())
-    assert counts.max() > parts * SPAN_SIZE and counts.min() > 2 * SPAN_SIZE
+    counts = torch.unique(case.slots.cpu(), return_counts=True)[1]
+    assert counts.max() > parts * SPAN_SIZE and counts.min() > 2 * SPAN_SIZE and len(counts) == 3 * len(dims)
     check(case, device)
+
+
+@kernel("lookups")
+def parts_kernel(out, rows, lookups):  # type: ignore[no-untyped-def]
+    """How many parts the row of slot 5 has, which begins in the second block."""
+    tl.store(out, _parts(rows, lookups, 1, 5))
+
+
+@pytest.mark.parametrize("parts", [2, 64, 65, 66, 576, 577, 578, 1100])
+def test_parts_of_a_row_are_counted_however_many_they_are(device: str, parts: int) -> None:
+    if triton is None:
+        pytest.skip("Triton is not installed")
+    rows = torch.full((SPAN_SIZE * (parts + 3),), 9, dtype=torch.int32, device=device)
+    rows[: SPAN_SIZE + 7] = 2
+    rows[SPAN_SIZE + 7 : SPAN_SIZE * parts + 1] = 5
+    out = torch.zeros(1, dtype=torch.int32, device=device)
+    parts_kernel[(1,)](out, rows, len(rows))
+    assert int(out) == parts
 
 
 @pytest.mark.parametrize("dim", [1, 10, 64, 128, 1000])

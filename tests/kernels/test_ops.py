@@ -45,15 +45,6 @@ def test_batches_are_traced_on_fake_tensors_beside_real_tables(device: str) -> N
         update(case.tables, case.shape, grouping, torch.empty(case.shape.size, device=device))
 
 
-def test_narrow_rows_ask_for_no_more_parts_at_once_than_others(device: str) -> None:
-    """Each is a copy of the code: a thousand of them took minutes to compile."""
-    case = make(device, [TableSpec(20, 1)], [([(0, "sum")], 150, None)], hot=0.9, longest=4)
-    with mock.patch.object(ops, "join_kernel", mock.MagicMock()) as join:
-        case.step()
-    (launched,) = join.__getitem__.return_value.call_args_list
-    assert max(given for given in launched.args if type(given) is int and given != len(case.slots)) == ops.JOIN_MOST
-
-
 def test_the_other_operations_are_as_they_say(device: str) -> None:
     keys = torch.randint(0, 9, (40,), device=device)
     torch.library.opcheck(ops.unique, (keys, None, None), test_utils=CHECKS[:3])

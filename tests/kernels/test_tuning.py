@@ -34,13 +34,15 @@ def test_the_fastest_is_chosen_and_known_to_the_next_process(monkeypatch: pytest
     assert tuning.chosen("lookup", "cpu", (128,), torch.float32, "10|8") == DEFAULTS["lookup"]
 
 
-@pytest.mark.parametrize(("pooling", "kind"), [("sum", "6|2"), ("sequence", "6|s")])
-def test_batches_of_other_kinds_are_tuned_apart(pooling: str, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("pooling", "lookups", "kind"), [("sum", 40, "6|2"), ("sum", 20, "5|1"), ("sequence", 40, "6|s")]
+)
+def test_batches_of_other_kinds_are_tuned_apart(pooling: str, lookups: int, kind: str) -> None:
     tables = Tables([TableSpec(9, 4)], "cpu")
-    shape = BatchShape(tables, [GroupSpec([FeatureSpec(0, pooling, 40)], 20, 40)])
+    shape = BatchShape(tables, [GroupSpec([FeatureSpec(0, pooling, lookups)], 20, lookups)])
     assert shape.kind == kind
     own = tuning.chosen("lookup", "cpu", (4,), torch.float32, kind)
-    assert (own == DEFAULTS["lookup"]) == (pooling == "sum")
+    assert own == (DEFAULTS["lookup"] if kind == "6|2" else tuning.ONE_ROW_EACH)
     assert tuning.chosen("lookup", "cpu", (4,), torch.float32, kind + "+") == own
     assert tuning.chosen("update", "cpu", (4,), torch.float32, kind) == DEFAULTS["update"]
 

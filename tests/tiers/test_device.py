@@ -56,7 +56,7 @@ def test_a_plan_that_changes_in_mid_run_loses_no_update(case, data):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("check", [check_split, check_changes])
-@settings(max_examples=6, phases=PHASES)  # every shape is compiled for
+@settings(max_examples=6, phases=PHASES)  # every shape is compiled for, which takes seconds each
 @given(case=cases(optimizers=ON_DEVICE), data=st.data())
 def test_the_same_on_a_gpu(check, case, data):
     check("cuda", case, data)

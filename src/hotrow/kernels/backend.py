@@ -70,7 +70,7 @@ class Kernel:
         given = inspect.signature(function).parameters.values()
         self._constants = sum("constexpr" not in str(parameter.annotation) for parameter in given)
         self._sizes = [i for i, parameter in enumerate(given) if parameter.name in sizes]
-        self._dependent = "EARLY" in self.jit.arg_names
+        self._dependent = self.jit.arg_names[-1] == "EARLY"
         self._tensors: list[int] = []  # which arguments they are, and other values: seen at the first launch
         self._values: list[int] = []
         self._compiled: dict[tuple[Any, ...], Any] = {}
@@ -121,8 +121,10 @@ class Kernel:
 def after_previous(EARLY: tl.constexpr):  # type: ignore[no-untyped-def,name-defined]
     """Waits for the kernel before this one in the stream, and lets the one behind it start likewise.
 
-    Every program calls it before it reads or writes what another kernel might. So the device has programs at hand
-    when the last ones of the kernel before end: it need not drain, be told of the next kernel and fill again.
+    So the device has programs at hand when the last ones of a kernel end: it need not drain, be told of the next kernel
+    and fill again. Every program calls it, also one that has nothing to do. It lets the next kernel start after its own
+    wait and never before: so when programs of a kernel start, all kernels have ended but the one just before it. What
+    that one writes, and what it reads and this one writes, comes after the call.
     """
     if EARLY:
         tl.extra.cuda.gdc_wait()

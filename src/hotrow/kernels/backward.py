@@ -4,9 +4,9 @@
 `update_kernel` goes through the list of `chunks.py`: each program has a share of the long chunks, one of the short ones
 and one of the single lookups, all about the same rows. So programs are equally long, and sums, which wait for the
 cache, run beside single lookups, which wait for memory. A row that is one entry is updated at once. Sums of the
-parts of longer rows go to `partials`, two places for each span of sorted lookups, and `join_kernel` adds them up in
-their order. No atomics and one order of summation: the same bits on every run, whatever tiles were tuned. Rows that
-are only staged here have their gradient written to `handed`, laid out as the staged rows are.
+parts of longer rows go to `partials`, two places for each span of sorted lookups, and `join_kernel` adds them up, as
+tiles. No atomics and one order of summation: the same bits on every run, whatever was tuned. Rows that are only
+staged here have their gradient written to `handed`, laid out as the staged rows are.
 """
 
 from __future__ import annotations
@@ -118,11 +118,9 @@ def _rows(
 def _share(tiles):
     """Which of so many tiles are this program's: every program has about as many, the first ones the last.
 
-    The lookup went through the tables from first to last, and left rows of the last in the cache. This goes back, and
-    leaves rows of the first to the next lookup.
-
-    The same product says where one program ends and the next begins; it may round to a tile behind the last, whose
-    entries are masked.
+    The lookup went through the tables of a class from first to last, and left rows of the last in the cache. This goes
+    back, and leaves rows of the first to the next lookup. The same product says where one program ends and the next
+    begins; it may round to a tile behind the last, whose entries are masked.
     """
     each = tiles.to(tl.float32) / tl.num_programs(0)
     program = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -233,22 +231,23 @@ def update_kernel(
 
 
 @jit
-def _parts_in(rows, lookups, block, slot, BLOCKS: tl.constexpr):
+def _parts_in(rows, lookups, block, slot, COUNT: tl.constexpr):
     """How many of so many blocks have a part of a row: rows are sorted, so those that begin with its slot."""
-    start = SPAN * (block + tl.arange(0, BLOCKS))
-    return tl.sum((tl.load(rows + start, mask=start < lookups, other=-1) == slot).to(tl.int32), 0)
+    start = SPAN * (block + tl.arange(0, COUNT))
+    begins_with = tl.load(rows + start, mask=start < lookups, other=-1, cache_modifier=".cg")
+    return tl.sum((begins_with == slot).to(tl.int32), 0)
 
 
 @jit
 def _parts(rows, lookups, block, slot):
-    """How many blocks from `block` on have a part of a row."""
-    count = _parts_in(rows, lookups, block, slot, FIRST_PARTS)
+    """How many parts a row has that begins in a block and goes on behind it."""
+    count = _parts_in(rows, lookups, block + 1, slot, FIRST_PARTS)
     going = count // FIRST_PARTS
     while going > 0:  # few rows have so many
-        more = _parts_in(rows, lookups, block + count, slot, MORE_PARTS)
+        more = _parts_in(rows, lookups, block + 1 + count, slot, MORE_PARTS)
         count += more
         going = more // MORE_PARTS
-    return count
+    return count + 1
 
 
 @jit
@@ -271,26 +270,21 @@ def _sum_of_parts(
 
 @jit
 def _join(
-    rows, lookups, block, slot, found, partials, values, state, handed, seed,
+    block, slot, count, found, partials, values, state, handed, seed,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, FULL: tl.constexpr, MANY: tl.constexpr,
-    PLAIN: tl.constexpr, STAGED: tl.constexpr, EARLY: tl.constexpr,
+    PLAIN: tl.constexpr, STAGED: tl.constexpr,
 ):  # fmt: skip
-    """Adds up the parts of a row that goes on from its block to the next ones, and uses the sum.
-
-    Only the parts are of the kernel before: all else was there when that one began, and is asked for ahead of it.
-    """
+    """Adds up so many parts of a row that goes on from its block to the next ones, and uses the sum."""
     columns = tl.arange(0, BLOCK)
     whole = tl.full([1], 1, tl.int1)
     dim, first, base, state_base, here, handed_base, settings = found
     state += state_base
-    count = 1 + _parts(rows, lookups, block + 1, slot)
     slot = tl.full([1], 0, tl.int32) + slot
     local = slot - first
     hot = (whole & (local < here)) if STAGED else whole
     at = values + (base + local.to(tl.int64) * dim)[:, None] + columns[None, :]
     row = take(at, within(hot, columns, dim, FULL), FULL and not STAGED)
     one, two = state_of(state, local, hot, columns, dim, KIND, FULL, not STAGED)
-    after_previous(EARLY)
     grad = tl.zeros([1, BLOCK], tl.float32)
     many = count // MANY * MANY
     FEW: tl.constexpr = MANY // 4
@@ -310,17 +304,23 @@ def join_kernel(
     WIDTH: tl.constexpr, BLOCKS: tl.constexpr, KINDS: tl.constexpr, VECTORS: tl.constexpr, FULL: tl.constexpr,
     MANY: tl.constexpr, PLAIN: tl.constexpr, STAGED: tl.constexpr, SEGMENTS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The rows that were summed in parts, each program every so many of them."""
-    first = list_end(ends, len(BLOCKS) * LIST_KINDS - 1, spans)
-    last = list_end(ends, len(BLOCKS) * LIST_KINDS, spans)
-    alike = _segment(layout, hyper, staged_at, 0, BLOCKS[0], VECTORS[0], FULL[0], STAGED)
+    """The rows that were summed in parts, each program every so many of them.
+
+    The lists are read before the wait: they were written before the update began. They are read past the L1 (`.cg`),
+    which may hold older bytes until then.
+    """
+    first = tl.load(ends + len(BLOCKS) * LIST_KINDS * spans - 1, cache_modifier=".cg")
+    last = tl.load(ends + (len(BLOCKS) * LIST_KINDS + 1) * spans - 1, cache_modifier=".cg")
     for entry in range(first + tl.program_id(0), last, tl.num_programs(0)):
-        block = tl.load(begins + entry) // SPAN
-        slot = tl.load(slots + entry)
+        block = tl.load(begins + entry, cache_modifier=".cg") // SPAN
+        slot = tl.load(slots + entry, cache_modifier=".cg")
+        count = _parts(rows, lookups, block, slot)
+        after_previous(EARLY)
         if SEGMENTS == 1:
+            found = _segment(layout, hyper, staged_at, 0, BLOCKS[0], VECTORS[0], FULL[0], STAGED)
             _join(
-                rows, lookups, block, slot, alike, partials, values, state, handed, seed, WIDTH, BLOCKS[0], KINDS[0],
-                FULL[0], MANY, PLAIN, STAGED, EARLY,
+                block, slot, count, found, partials, values, state, handed, seed, WIDTH, BLOCKS[0], KINDS[0], FULL[0],
+                MANY, PLAIN, STAGED,
             )  # fmt: skip
         else:
             segment = segment_of(layout, slot, SEGMENTS)
@@ -329,8 +329,8 @@ def join_kernel(
                 if kind == c:
                     found = _segment(layout, hyper, staged_at, segment, BLOCKS[c], VECTORS[c], FULL[c], STAGED)
                     _join(
-                        rows, lookups, block, slot, found, partials, values, state, handed, seed, WIDTH, BLOCKS[c],
-                        KINDS[c], FULL[c], MANY, PLAIN, STAGED, EARLY,
+                        block, slot, count, found, partials, values, state, handed, seed, WIDTH, BLOCKS[c], KINDS[c],
+                        FULL[c], MANY, PLAIN, STAGED,
                     )  # fmt: skip
     after_previous(EARLY)  # also a program without a row: the next kernel waits for this one, not for those before
 

@@ -243,7 +243,7 @@ def update(
     if spans > 2:  # or no row is long enough to have parts
         join_kernel[(min(JOIN_PROGRAMS, spans),)](
             rows, ends, begins, slots, n, spans, partials, *shared, width, *classes, tuple(vectors), tuple(full),
-            min(JOIN_MOST, max(1, JOIN_ELEMENTS // width)), plain, staged, layout.shape[0], num_warps=1,
+            min(JOIN_MOST, JOIN_ELEMENTS // width), plain, staged, layout.shape[0], num_warps=1,
             registers=JOIN_REGISTERS if width <= WIDEST else 0,
         )  # fmt: skip
 

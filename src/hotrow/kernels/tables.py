@@ -3,7 +3,7 @@
 A row has a *slot*: one int32 number space for all tables, so that a sort by slot is a sort by table. Tables of one dim
 and one optimizer setting lie one after another as a *segment*, which kernels treat as one large table: the fewer
 kinds of tables a model has, the less a kernel looks up per row. Segments of one padded dim and one kind of optimizer
-form a *class*: a kernel is compiled with a branch for each class there is, and handles all of them in one launch.
+form a *class*: a kernel has code of its own for each class there is, and handles all of them in one launch.
 
 The last slots of a segment may be *staged*: they stand for rows of other tiers that come with a batch in a buffer of
 their own, and whose summed gradient is handed out instead of applied. Addresses are counted in elements and in int64,

@@ -49,10 +49,7 @@ class Config(NamedTuple):
 
 
 DEFAULTS = {"lookup": Config(256, 4, share=2), "update": Config(512, 8, share=32, registers=80)}
-DEFAULTS_OF = {  # kinds of batches that want other ones: of one row a bag, of sequences
-    ("lookup", "1"): Config(512, 1, share=4),
-    ("lookup", "s"): Config(2048, 1, warps=2, registers=128),
-}
+ONE_ROW_EACH = Config(512, 1, share=4)  # the default of a lookup of sequences, or of bags of one row
 
 _chosen: dict[str, Config] | None = None
 
@@ -70,7 +67,8 @@ def key_of(kernel: str, machine: str, blocks: tuple[int, ...], dtype: torch.dtyp
 @functools.cache
 def chosen(kernel: str, machine: str, blocks: tuple[int, ...], dtype: torch.dtype, kind: str) -> Config:
     """The configuration to use: what was measured for this machine and shape, or the default."""
-    default = DEFAULTS_OF.get((kernel, kind.split("|")[1].rstrip("+")), DEFAULTS[kernel])
+    each = kind.split("|")[1].rstrip("+")
+    default = ONE_ROW_EACH if kernel == "lookup" and each in ("1", "s") else DEFAULTS[kernel]
     config = _known().get(key_of(kernel, machine, blocks, dtype, kind), default)
     return config._replace(warps=1, registers=0) if max(blocks) > WIDEST else config
 
@@ -84,8 +82,8 @@ def candidates(kernel: str, blocks: Sequence[int]) -> list[Config]:
                  (1024, 1, 128), (2048, 1, 128))  # fmt: skip
         cuts = [(share, across) for share in (1, 2, 4) for across in (False, True)]
         return [Config(e, u, w, *cut, r) for w in warps for e, u, r in sizes if not (wide and r) for cut in cuts]
-    sums = ((4, 0), (8, 0)) if wide else ((4, 0), (4, 80), (8, 0), (8, 80), (16, 128))
-    return [Config(512, u, share=s, registers=r) for u, r in sums for s in (8, 16, 32, 64)]
+    cuts_of_sums = ((4, 0), (8, 0)) if wide else ((4, 0), (4, 80), (8, 0), (8, 80), (16, 128))
+    return [Config(512, u, share=s, registers=r) for u, r in cuts_of_sums for s in (8, 16, 32, 64)]
 
 
 def choose(key: str, tried: Sequence[Config], run: Callable[[Config], object], repeats: int = 5) -> Config:
