@@ -13,11 +13,13 @@ from hotrow.kernels import (
     Rule,
     Tables,
     TableSpec,
+    backend,
     group_numbers,
     lookup,
     tune,
     update,
 )
+from hotrow.kernels.tuning import captured
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -54,6 +56,33 @@ def test_rows_in_pinned_host_memory_are_looked_up_and_updated_from_the_kernel() 
     torch.cuda.synchronize()
     assert host.values.is_pinned() and torch.equal(host.values, case.tables.values.cpu())
     assert torch.equal(host.state, case.tables.state.cpu())
+
+
+@pytest.mark.parametrize("expanded", [None, 70])
+@pytest.mark.parametrize("as_graph", [False, True])
+def test_kernels_that_start_early_give_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch, as_graph: bool, expanded: int | None
+) -> None:
+    """Small steps close behind each other, whose long rows share sectors of memory with others."""
+    specs = [TableSpec(3, 4), TableSpec(40, 10, Rule("adam"))]
+
+    def trained(steps: int = 60) -> tuple[torch.Tensor, ...]:
+        case = make("cuda", specs, [([(0, "sum"), (1, "sum")], 64, expanded)], longest=16)
+        grads = torch.randn(case.shape.size, generator=torch.Generator().manual_seed(1)).to("cuda")
+        grouping, out = case.grouping, []
+
+        def run() -> None:
+            for _ in range(steps):
+                out.append(lookup(case.tables, case.shape, case.slots, case.offsets, members=case.members))
+                update(case.tables, case.shape, grouping, grads, members=case.members)
+
+        (captured(run) if as_graph else run)()
+        torch.cuda.synchronize()
+        return case.tables.values, case.tables.state, out[-1]
+
+    early = trained()
+    monkeypatch.setattr(backend, "_starts_early", lambda device: False)
+    assert all(torch.equal(a, b) for a, b in zip(early, trained(), strict=True))
 
 
 @pytest.mark.parametrize("expanded", [None, 30])
