@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hotrow.kernels.backend import after_previous, apart, constant, jit, kernel, tl
-from hotrow.kernels.chunks import FROM_BEFORE, LIST_KINDS, LONG, SHORT, SINGLE, SPAN, list_end, segment_of
+from hotrow.kernels.chunks import FROM_BEFORE, LIST_KINDS, LONG, SHORT, SINGLE, SPAN, list_end, list_end_at, segment_of
 from hotrow.kernels.pooling import take, whole_vectors, within
 from hotrow.kernels.rounding import random_bits_twin, rounded_twin
 from hotrow.kernels.rules import decayed, finish, settings_of, state_of, step_twin
@@ -309,8 +309,8 @@ def join_kernel(
     The lists are read before the wait: they were written before the update began. They are read past the L1 (`.cg`),
     which may hold older bytes until then.
     """
-    first = tl.load(ends + len(BLOCKS) * LIST_KINDS * spans - 1, cache_modifier=".cg")
-    last = tl.load(ends + (len(BLOCKS) * LIST_KINDS + 1) * spans - 1, cache_modifier=".cg")
+    first = tl.load(list_end_at(ends, len(BLOCKS) * LIST_KINDS - 1, spans), cache_modifier=".cg")
+    last = tl.load(list_end_at(ends, len(BLOCKS) * LIST_KINDS, spans), cache_modifier=".cg")
     for entry in range(first + tl.program_id(0), last, tl.num_programs(0)):
         block = tl.load(begins + entry, cache_modifier=".cg") // SPAN
         slot = tl.load(slots + entry, cache_modifier=".cg")

@@ -50,9 +50,15 @@ def segment_of(layout, slot, SEGMENTS: tl.constexpr):
 
 
 @jit
+def list_end_at(ends, kind, spans):
+    """The address of where entries of a kind end, counted over all classes."""
+    return ends + (kind + 1) * spans - 1
+
+
+@jit
 def list_end(ends, kind, spans):
-    """Where entries of a kind end, counted over all classes; those of kind -1 end where the list begins."""
-    return tl.load(ends + (kind + 1) * spans - 1, mask=kind >= 0, other=0, eviction_policy="evict_last")
+    """Where entries of a kind end; those of kind -1 end where the list begins."""
+    return tl.load(list_end_at(ends, kind, spans), mask=kind >= 0, other=0, eviction_policy="evict_last")
 
 
 @jit

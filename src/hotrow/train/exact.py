@@ -58,8 +58,8 @@ class ExactPipeline(Behind):
         self._tables: list[_native.InFlight] = []
         self._counted = np.zeros(128, np.int64)
         self._coming: deque[_Shared] = deque()  # batches that are entered and not yet applied
-        self._applied_behind: deque[_Shared] = deque()  # applied, and still among those that others are compared with
-        self._seen = embeddings.steps  # updates before it are applied, by all workers
+        self._leaving: deque[_Shared] = deque()  # applied, and still among those that others are compared with
+        self._seen = embeddings.steps  # no batch before it is compared with: those are applied, by all workers
         self._entered = self._landed = self._firsts = embeddings.steps
         self._moved = -1  # the last batch that was fetched again because rows had moved
         self._unsettled: queue.SimpleQueue[Flight | None] = queue.SimpleQueue()
@@ -99,11 +99,7 @@ class ExactPipeline(Behind):
         """Finds what a batch has in common with those before it; from now on the others find it too."""
         while len(self._tables) < len(keys):
             self._tables.append(_native.InFlight())
-        while self._applied_behind:
-            shared = self._applied_behind.popleft()
-            for table, of_table in zip(self._tables, shared.everybody, strict=True):
-                table.leave(of_table, shared.number)
-            self._seen = shared.number + 1
+        self._leave()
         own = everybody = keys
         if self._exchange is not None:
             own = [_hashes(of_table) for of_table in keys]
@@ -111,11 +107,11 @@ class ExactPipeline(Behind):
             self._seen = int(seens.max())
             # Other workers may ask this one for rows: it has to have applied what any of them takes as applied.
             self._wait(lambda: self._closed or self._applied >= self._seen)
-        seen = self._seen
         with self._changed:
             before = self._coming[-1] if self._coming and self._coming[-1].number == number - 1 else None
         for table, of_table in zip(self._tables, everybody, strict=True):
             table.enter(of_table, number, self._counted)
+        seen = self._seen
         shared = _Shared(number, seen, own, everybody)
         for table, mine in zip(self._tables, own, strict=True):
             late = table.shared(mine, number - 1, number) if before is not None else _NONE
@@ -129,6 +125,14 @@ class ExactPipeline(Behind):
             self._entered = number + 1
             self._changed.notify_all()
         return shared
+
+    def _leave(self) -> None:
+        """Compares with batches that are applied no more. Called when one enters: none leaves while it does."""
+        while self._leaving:
+            shared = self._leaving.popleft()
+            for table, of_table in zip(self._tables, shared.everybody, strict=True):
+                table.leave(of_table, shared.number)
+            self._seen = shared.number + 1
 
     def _complete(self, flight: Flight) -> None:
         lookup, shared = flight.fetched.lookup, flight.keys
@@ -193,7 +197,7 @@ class ExactPipeline(Behind):
                 shared: _Shared = flight.keys
                 for wait in shared.rest:
                     wait()
-                self._applied_behind.append(shared)
+                self._leaving.append(shared)
                 with self._changed:
                     self._coming.remove(shared)
                 super()._settle(flight)
