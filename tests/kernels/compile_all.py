@@ -47,6 +47,7 @@ CASES: list[tuple[Any, str, dict[str, Any]]] = [
     (join_kernel, "iiiinnffffllfl", {"WIDTH": 128, **ONE, **PLAIN, "KINDS": (2,), "MANY": 32, "SEGMENTS": 1}),
     (join_kernel, "iiiinnfhffllfl", {"WIDTH": 128, **TWO, **CLIPPED, "KINDS": (0, 2), **LISTS, "MANY": 32}),
     (contract_kernel, "fbiil", {"SEGMENTS": 2, "UNROLL": 4, "WHOLE": True, **TILE}),
+    (contract_kernel, "fbiil", {"SEGMENTS": 1, "UNROLL": 4, "WHOLE": False, **TILE}),
     (select_kernel, "fflllnn", TILE),
     (select_backward_kernel, "bblliinn", TILE),
     (runs_kernel, "lliiliiiin", {"TILE": 1024, "TABLES": True}),

@@ -48,8 +48,8 @@ class OnDevice:
 
     device = SimpleNamespace(type="cuda", index=0)
 
-    def __init__(self, dtype: torch.dtype = torch.float32, address: int = 512) -> None:
-        self.dtype, self._address = dtype, address
+    def __init__(self, dtype: torch.dtype = torch.float32, address: int = 512, is_cuda: bool = True) -> None:
+        self.dtype, self.is_cuda, self._address = dtype, is_cuda, address
 
     def data_ptr(self) -> int:
         return self._address
@@ -107,7 +107,10 @@ def test_a_kernel_is_compiled_once_for_each_kind_of_arguments(monkeypatch: pytes
         kernel[(3,)](*arguments)
     kernel[(4, 2)](OnDevice(address=1024), OnDevice(), 2**20, 8, 64)  # another place and size: the same kind
     assert len(compiled) == len(kinds) + 2 and len(launched) == len(kinds) + 1
-    assert launched[-1][:4] == (4, 2, 1, 7) and launched[-1][-3:] == (2**20, 8, 64)
+    assert launched[-1][:4] == (4, 2, 1, 7) and launched[-1][-5:] == (1024, 512, 2**20, 8, 64)
+    elsewhere = OnDevice(is_cuda=False)  # host memory: Triton finds out whether the device can read it
+    kernel[(3,)](OnDevice(), elsewhere, *usual[2:])
+    assert len(compiled) == len(kinds) + 2 and launched[-1][-5:-3] == (512, elsewhere)
 
 
 @pytest.mark.parametrize("early", [True, False])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hotrow.kernels import Members, ops
+from hotrow.kernels import BatchShape, FeatureSpec, GroupSpec, Members, Tables, TableSpec, ops
 from hotrow.kernels.expand import select_backward_twin, select_twin
 
 
@@ -51,3 +51,25 @@ def test_members_are_each_unique_samples_samples_in_order() -> None:
     members = Members.of(torch.tensor([1, 0, 1, 3, 1]), 4)
     assert members.samples.tolist() == [1, 0, 2, 4, 3]
     assert members.starts.tolist() == [0, 1, 4, 4, 5]
+
+
+@pytest.mark.parametrize("repeats", [1, 6])
+@pytest.mark.parametrize("dim", [12, 256])
+@pytest.mark.parametrize("samples", [1, 5])
+def test_gradients_are_contracted_however_often_samples_repeat(
+    device: str, repeats: int, dim: int, samples: int
+) -> None:
+    generator = torch.Generator().manual_seed(repeats)
+    tables = Tables([TableSpec(3, dim)], device)
+    inverse = torch.randint(0, samples, (repeats * samples,), generator=generator)
+    group = GroupSpec([FeatureSpec(0, "sum")], samples, 0, len(inverse))
+    shape = BatchShape(tables, [group])
+    assert shape.contract_tile == (1 if repeats == 6 else 2)
+    grads = torch.randn(len(inverse), dim, generator=generator)
+    members = [part.to(device) for part in Members.of(inverse, samples)]
+    out = ops.contract(
+        grads.to(device).flatten(), *members, shape.segments, shape.contract_tile, shape.contract_programs,
+        shape.unique_size, shape.contract_vector, shape.contract_whole,
+    )  # fmt: skip
+    expected = torch.zeros(samples, dim).index_add_(0, inverse, grads)
+    torch.testing.assert_close(out.cpu().view(samples, dim), expected)

@@ -80,22 +80,17 @@ class Kernel:
 
     def _launch(self, grid: tuple[int, ...], *arguments: Any, num_warps: int = 4, registers: int = 0) -> None:
         device = arguments[0].device
-        options = {"num_warps": num_warps}
-        if registers and torch.version.hip is None:
-            options["maxnreg"] = registers
         if self._dependent:
-            early = _starts_early(device)
-            arguments = (*arguments, early)
-            if early:
-                options["launch_pdl"] = True
+            arguments = (*arguments, _starts_early(device))
         if device.type != "cuda" or interpreted() or _hooked():
-            self.jit[grid](*arguments, **options)
+            self._compile(grid, arguments, num_warps, registers)
             return
         if not self._tensors:
             others = [i for i in range(self._constants) if i not in self._sizes]
             self._tensors = [i for i in others if isinstance(arguments[i], Tensor)]
             self._values = [i for i in others if i not in self._tensors]
         tensors = [arguments[i] for i in self._tensors]
+        addresses = [tensor.data_ptr() for tensor in tensors]
         key = (
             device.index,
             num_warps,
@@ -104,17 +99,30 @@ class Kernel:
             *[arguments[i] for i in self._values],
             *[-(2**31) <= arguments[i] < 2**31 for i in self._sizes],
             *[tensor.dtype for tensor in tensors],
-            *[tensor.data_ptr() & 15 == 0 for tensor in tensors],
+            *[address & 15 == 0 for address in addresses],
         )
         compiled = self._compiled.get(key)
         if compiled is None:
-            self._compiled[key] = self.jit[grid](*arguments, **options)
+            self._compiled[key] = self._compile(grid, arguments, num_warps, registers)
             return
+        given = list(arguments)
+        for i, tensor, address in zip(self._tensors, tensors, addresses, strict=True):
+            if tensor.is_cuda:  # an address is taken as it is; of a tensor Triton asks the driver what it is
+                given[i] = address
         stream = torch._C._cuda_getCurrentRawStream(device.index)
         compiled.run(
             *grid, *(1,) * (3 - len(grid)), stream, compiled.function, compiled.packed_metadata, None, None, None,
-            *arguments,
+            *given,
         )  # fmt: skip
+
+    def _compile(self, grid: tuple[int, ...], arguments: tuple[Any, ...], num_warps: int, registers: int) -> Any:
+        """Launches as Triton does, which compiles what is new to it."""
+        options = {"num_warps": num_warps}
+        if registers and torch.version.hip is None:
+            options["maxnreg"] = registers
+        if self._dependent and arguments[-1]:
+            options["launch_pdl"] = True
+        return self.jit[grid](*arguments, **options)
 
 
 @jit

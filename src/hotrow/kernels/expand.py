@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hotrow.kernels.backend import after_previous, kernel, tl
+from hotrow.kernels.pooling import take
 from hotrow.kernels.shape import BLOCKS, COLUMNS, FROM, MEMBERS, SAMPLES, SEGMENT_COLUMNS, TO
 
 
@@ -23,13 +24,15 @@ def contract_kernel(
 ):  # fmt: skip
     """A tile of unique samples by a block of columns; segments without members are copied.
 
-    `WHOLE` if every segment is as wide as some whole blocks.
+    `WHOLE` if every segment is as wide as some whole blocks: then the first sample is read in place of one that is not
+    there, as fewer masked loads are asked for at once.
     """
     after_previous(EARLY)
     program = tl.program_id(0)
-    which = tl.arange(0, SEGMENTS)
-    begins = tl.load(segments + which * SEGMENT_COLUMNS + BLOCKS)
-    at = segments + (tl.sum((begins <= program).to(tl.int32), 0) - 1) * SEGMENT_COLUMNS
+    at = segments
+    if SEGMENTS > 1:
+        begins = tl.load(segments + tl.arange(0, SEGMENTS) * SEGMENT_COLUMNS + BLOCKS)
+        at += (tl.sum((begins <= program).to(tl.int32), 0) - 1) * SEGMENT_COLUMNS
     width = tl.load(at + COLUMNS) // VECTOR * VECTOR
     across = tl.cdiv(width, BLOCK)
     piece = program - tl.load(at + BLOCKS)
@@ -42,20 +45,13 @@ def contract_kernel(
     total = tl.zeros([TILE, BLOCK], tl.float32)
     if group >= 0:
         member = tl.load(member_starts + group + sample, mask=live, other=0)
-        count = tl.load(member_starts + group + sample + 1, mask=live, other=0) - member
-        # What all samples of the tile have needs no mask, which leaves the assembler free to ask for much at once.
-        full = tl.min(count, 0) // UNROLL * UNROLL if WHOLE else 0
-        for m in range(0, full, UNROLL):
+        last = tl.load(member_starts + group + sample + 1, mask=live, other=0)
+        for m in range(0, tl.max(last - member, 0), UNROLL):
             for j in tl.static_range(UNROLL):
-                row = tl.load(members + member + m + j).to(tl.int64)
-                each = tl.load(source + (row * width)[:, None] + columns[None, :], eviction_policy="evict_first")
-                total += each.to(tl.float32)
-        for m in range(full, tl.max(count, 0), UNROLL):
-            for j in tl.static_range(UNROLL):
-                has = m + j < count
+                has = member + m + j < last
                 row = tl.load(members + member + m + j, mask=has, other=0).to(tl.int64)
-                place = (row * width)[:, None] + columns[None, :]
-                total += tl.load(source + place, mask=has[:, None] & inside, other=0.0).to(tl.float32)
+                each = take(source + (row * width)[:, None] + columns[None, :], has[:, None] & inside, WHOLE)
+                total += tl.where(has[:, None], each, 0.0)
     else:
         place = (sample.to(tl.int64) * width)[:, None] + columns[None, :]
         total += tl.load(source + place, mask=live[:, None] & inside, other=0.0).to(tl.float32)

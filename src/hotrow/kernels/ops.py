@@ -26,7 +26,7 @@ from hotrow.kernels.expand import (
 )
 from hotrow.kernels.places import WIDE, places_kernel, places_twin
 from hotrow.kernels.pooling import lookup_kernel, lookup_twin
-from hotrow.kernels.shape import CONTRACT_BLOCK, CONTRACT_TILE, CONTRACT_UNROLL
+from hotrow.kernels.shape import CONTRACT_BLOCK, CONTRACT_UNROLL
 from hotrow.kernels.tuning import WIDEST
 from hotrow.kernels.unique import run_numbers, runs_kernel, sorted_order, unique_twin
 
@@ -259,6 +259,7 @@ def contract(
     members: Tensor,
     member_starts: Tensor,
     segments: Tensor,
+    tile: int,
     programs: int,
     size: int,
     vector: int,
@@ -270,14 +271,14 @@ def contract(
     out = torch.empty(size, device=grads.device)
     if programs:
         contract_kernel[(programs,)](
-            out, grads, members, member_starts, segments, segments.shape[0], CONTRACT_TILE, CONTRACT_BLOCK, vector,
+            out, grads, members, member_starts, segments, segments.shape[0], tile, CONTRACT_BLOCK, vector,
             CONTRACT_UNROLL, whole, num_warps=1,
         )  # fmt: skip
     return out
 
 
 @contract.register_fake
-def _(grads, members, member_starts, segments, programs, size, vector, whole):  # type: ignore[no-untyped-def]
+def _(grads, members, member_starts, segments, tile, programs, size, vector, whole):  # type: ignore[no-untyped-def]
     return grads.new_empty(size, dtype=torch.float32)
 
 

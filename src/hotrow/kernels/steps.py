@@ -186,6 +186,7 @@ def update(
             grads,
             *members,
             shape.segments,
+            shape.contract_tile,
             shape.contract_programs,
             shape.unique_size,
             shape.contract_vector,
