@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from hotrow.kernels.backend import after_previous, kernel, tl
-from hotrow.kernels.pooling import take
 from hotrow.kernels.shape import BLOCKS, COLUMNS, FROM, MEMBERS, SAMPLES, SEGMENT_COLUMNS, TO
 
 
@@ -50,8 +49,12 @@ def contract_kernel(
             for j in tl.static_range(UNROLL):
                 has = member + m + j < last
                 row = tl.load(members + member + m + j, mask=has, other=0).to(tl.int64)
-                each = take(source + (row * width)[:, None] + columns[None, :], has[:, None] & inside, WHOLE)
-                total += tl.where(has[:, None], each, 0.0)
+                place = source + (row * width)[:, None] + columns[None, :]
+                if WHOLE:
+                    each = tl.load(place, eviction_policy="evict_first")
+                    total += tl.where(has[:, None], each, 0.0).to(tl.float32)
+                else:
+                    total += tl.load(place, mask=has[:, None] & inside, other=0.0).to(tl.float32)
     else:
         place = (sample.to(tl.int64) * width)[:, None] + columns[None, :]
         total += tl.load(source + place, mask=live[:, None] & inside, other=0.0).to(tl.float32)
