@@ -52,6 +52,7 @@ std::vector<Request> requests_for(const std::vector<Store*>& stores, const Keys&
         throw std::invalid_argument("each store needs its keys, positions and where its rows start");
     std::vector<Request> out(stores.size());
     for (size_t t = 0; t < stores.size(); ++t) {
+        if (stores[t] == nullptr) throw std::invalid_argument("a store is None");
         Request& r = out[t];
         r.store = stores[t];
         r.keys = keys[t].data();
@@ -64,7 +65,7 @@ std::vector<Request> requests_for(const std::vector<Store*>& stores, const Keys&
             for (size_t i = 0; i < r.n; ++i)
                 if (static_cast<uint64_t>(r.positions[i]) >= room)
                     throw std::invalid_argument("a position is outside the rows' array");
-        } else if (check && starts[t] + r.n * r.store->shape().dim > rows.size()) {
+        } else if (check && r.n > (rows.size() - std::min(rows.size(), starts[t])) / r.store->shape().dim) {
             throw std::invalid_argument("the rows' array is too small for the keys");
         }
     }
@@ -98,6 +99,7 @@ struct Places {
         for (size_t k = 0; k < requests.size(); ++k) {
             if (tables[k] >= grouping.tables.size()) throw std::invalid_argument("there is no such table");
             const Request& r = requests[k];
+            if (r.store->shape().dim != grouping.dim(tables[k])) throw std::invalid_argument("a store has rows of another dim");
             const size_t unique = grouping.tables[tables[k]].count;
             bool inside = r.positions != nullptr || r.n <= unique;
             for (size_t i = 0; r.positions != nullptr && i < r.n; ++i)
@@ -119,6 +121,7 @@ struct Places {
             throw std::invalid_argument("each table of the grouping needs a store");
         std::vector<Request> out(stores.size());
         for (size_t k = 0; k < stores.size(); ++k) {
+            if (stores[k] == nullptr) throw std::invalid_argument("a store is None");
             if (stores[k]->shape().dim != grouping.dim(tables[k])) throw std::invalid_argument("a store has rows of another dim");
             out[k].store = stores[k];
             out[k].keys = grouping.tables[tables[k]].keys.data();
@@ -255,13 +258,16 @@ void import_columns(Store& store, const In<int64_t>& keys, const In<uint8_t>& va
 // Refuses bags that do not lie within a group's values; begins may be null.
 void check_bags(const int64_t* offsets, const int64_t* begins, size_t bags, size_t values) {
     const auto size = static_cast<int64_t>(values);
-    int64_t signs = offsets[0];  // below zero if a bag begins or ends where it cannot
-    for (size_t b = 0; b < bags; ++b) signs |= offsets[b + 1] - offsets[b];
+    bool wrong = offsets[0] < 0;  // compared and not subtracted, which could overflow
+    for (size_t b = 0; b < bags; ++b) wrong |= offsets[b + 1] < offsets[b];
     if (begins == nullptr)
-        signs |= size - offsets[bags];
-    else
-        for (size_t b = 0; b < bags; ++b) signs |= begins[b] | (size - (offsets[b + 1] - offsets[b]) - begins[b]);
-    if (signs < 0) throw std::invalid_argument("offsets, begins and values of a group do not fit together");
+        wrong |= offsets[bags] > size;
+    else if (!wrong)
+        for (size_t b = 0; b < bags; ++b) {
+            const int64_t length = offsets[b + 1] - offsets[b];
+            wrong |= (begins[b] < 0) | (length > size) | (begins[b] > size - std::min(length, size));
+        }
+    if (wrong) throw std::invalid_argument("offsets, begins and values of a group do not fit together");
 }
 
 BatchGrouping* make_grouping(const Layout& layout, std::vector<In<int64_t>> values, std::vector<In<int64_t>> offsets,
@@ -420,6 +426,7 @@ void bind_grouping(nb::module_& m) {
                  for (size_t t = 0; t < tables && first.size() == tables && segments.size() == tables; ++t)
                      homes.push_back({first[t], segments[t]});
                  if (maps.size() != tables || homes.size() != tables ||
+                     std::find(maps.begin(), maps.end(), nullptr) != maps.end() ||
                      std::any_of(homes.begin(), homes.end(), [&](const Home& h) { return h.segment >= behind.size(); }))
                      throw std::invalid_argument("each table needs its map, its first slot and its segment");
                  Placed placed;

@@ -182,6 +182,7 @@ public:
         if (cut == Cut::peek) return;
         cut_erased_.swap(erased_);
         erased_.clear();
+        tracked_before_ = track_erased_;
         track_erased_ = true;
     }
 
@@ -210,7 +211,8 @@ public:
 
     const std::vector<int64_t>& cut_erased() const { return cut_erased_; }
 
-    // The snapshot was written: what it holds counts as kept. Or it was given up: every row counts as changed.
+    // The snapshot was written: what it holds counts as kept. Or it was given up: every row counts as changed, and
+    // what was not known to be erased before it is not known now.
     void end_snapshot(bool kept) {
         snapshot_ = false;
         if (!kept) {
@@ -220,6 +222,7 @@ public:
                 if (cut_ != Cut::peek) h.dirty = 1;
             }
             erased_.insert(erased_.begin(), cut_erased_.begin(), cut_erased_.end());
+            if (cut_ != Cut::peek) track_erased_ &= tracked_before_;
         }
         saved_ = {};
         cut_erased_ = {};
@@ -277,7 +280,7 @@ private:
 
     uint32_t visited_ = 0;
     Cut cut_ = Cut::full;
-    bool snapshot_ = false, track_erased_ = false;
+    bool snapshot_ = false, track_erased_ = false, tracked_before_ = false;
     size_t cursor_ = 0, end_ = 0;
     std::vector<std::byte> saved_;
     std::vector<int64_t> erased_, cut_erased_;

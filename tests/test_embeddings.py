@@ -13,7 +13,7 @@ from hotrow.plain import PlainEmbeddings
 from hotrow.plan import Plan, Share
 from hotrow.store.optimizers import SGD, Adam
 from hotrow.store.store import RowStore
-from hotrow.table import ByProbability, Eviction
+from hotrow.table import ByProbability, Eviction, Fill
 from hotrow.tiers import HostTier
 from shapes import Case, cases
 
@@ -392,3 +392,27 @@ def test_batches_that_do_not_fit_are_refused(batch, message):
     with pytest.raises(BatchError) as error:
         ours(batch)
     assert message in str(error.value)
+
+
+def test_a_lookup_fetched_again_brings_only_its_new_gradient():
+    table = Table(name="a", dim=2, optimizer=SGD(lr=1.0), init=Fill(value=0.0))
+    embeddings = Embeddings([table], [Feature(name="a")])
+    lookup = embeddings.group(Batch.plain({"a": torch.tensor([1])}))
+    for expected in (-1, -2, -3):
+        embeddings.fetch(lookup)
+        embeddings.embed(lookup).vectors().sum().backward()
+        embeddings.step()
+        assert embeddings.read("a", torch.tensor([1])).tolist() == [[expected, expected]]
+
+
+def test_rows_are_read_by_keys_only():
+    embeddings = Embeddings([Table(name="a", dim=2)], [Feature(name="a")])
+    for keys in (torch.tensor([1.7]), torch.tensor([[1]]), [1]):
+        with pytest.raises(BatchError, match="keys must"):
+            embeddings.read("a", keys)
+
+
+def test_there_are_no_vectors_where_nothing_is_pooled():
+    embeddings = Embeddings([Table(name="a", dim=2)], [Feature(name="a", pooling="sequence")])
+    with pytest.raises(BatchError, match="No feature is pooled"):
+        embeddings(Batch.plain({"a": torch.tensor([1])})).vectors()

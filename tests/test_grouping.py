@@ -6,6 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotrow import _native
+from hotrow.store.store import RowStore
+from hotrow.table import Table
 
 
 def check(keys: np.ndarray) -> None:
@@ -130,3 +132,36 @@ def test_results_of_another_shape_are_refused():
             grouping.forward(rows, [np.zeros(shape, np.float32)])
     with pytest.raises(ValueError, match="too few rows"):
         grouping.forward(rows[:4], [np.zeros((3, 2), np.float32)])
+
+
+@pytest.mark.parametrize(
+    ("offsets", "begins"),
+    [
+        ([0, 2**63 - 1, -5, 3], None),
+        ([0, -(2**63), 2**63 - 1], None),
+        ([0, 1, 4], None),
+        ([0, 2, 4], [2**63 - 1, 0]),
+        ([0, 2**62, 2**63 - 1], [0, 0]),
+        ([0, 2, 3], [2, 0]),
+    ],
+)
+def test_bags_outside_their_values_are_refused(offsets, begins):
+    layout = _native.Layout([8], [[(0, 0)]])
+    with pytest.raises(ValueError, match="do not fit together"):
+        layout.group([np.arange(3)], [np.array(offsets)], [None], None if begins is None else [np.array(begins)])
+
+
+def test_stores_that_do_not_fit_are_refused():
+    store = RowStore(Table(name="x", dim=16)).native
+    rows, keys = np.zeros(64, np.float32), np.arange(4)
+    for start in (1, 2**64 - 64):
+        with pytest.raises(ValueError, match="too small"):
+            _native.fetch([store], [keys], [None], rows, [start], 0)
+    with pytest.raises(ValueError, match="None"):
+        _native.fetch([None], [keys], [None], rows, [0], 0)
+    grouping = _native.Layout([8], [[(0, 0)]]).group([keys], [np.arange(5)], [None])
+    places = _native.Places(grouping, [0], [np.ones((4, 8), np.float32)])
+    with pytest.raises(ValueError, match="another dim"):
+        _native.update([store], [grouping.keys(0)], [None], np.empty(0, np.float32), [0], [0.1], None, places)
+    with pytest.raises(ValueError, match="its map"):
+        grouping.place([None], [0], [0], [0])

@@ -127,6 +127,14 @@ def test_a_run_can_change_how_a_feature_is_pooled(run_file):
         ("[tables.item.optimizer]\nllr = 1\n", 'there is no setting "llr". Did you mean "lr"?'),
         ("[policy]\nname = 'snyc'\n", 'there is no policy "snyc". Did you mean "sync"?'),
         ("[trian]\nepochs = 2\n", 'there is no setting "trian". Did you mean "train"?'),
+        (
+            "[tables.item.optimizer]\nname = 'sgd'\nlr = inf\n",
+            "input should be a finite number (given: inf)",
+        ),
+        (
+            "[tables.item.eviction]\nttl = 5_000_000_000\n",
+            "eviction.ttl: input should be less than 4294967296",
+        ),
         ("[train]\nepochs = 'two'\n", "train.epochs: input should be a valid integer"),
         ("[train]\nepochs = 0\n", "train.epochs: input should be greater than or equal to 1 (given: 0)"),
         ("[train]\nearly_stopping.patience = 2\n", "early_stopping needs evaluate_every"),

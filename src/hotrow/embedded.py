@@ -148,6 +148,8 @@ class Embedded:
     def vectors(self, features: Sequence[str] | None = None) -> Tensor:
         """Pooled features of every sample side by side: `[B, sum of dims]`; all of them if none are named."""
         names = None if features is None else tuple(features)
+        if not names and not self._groups:
+            raise BatchError("No feature is pooled here, so there are no vectors; `sequence(feature)` gives sequences.")
         if names is None or names == self.pooled_features:
             groups = [self._expand(g) for g in range(len(self._groups))]
             return groups[0] if len(groups) == 1 else torch.cat(groups, dim=1)

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from hotrow import _native
-from hotrow.data.batch import Batch
+from hotrow.data.batch import Batch, check_tensor
 from hotrow.device_lookup import DeviceLookup
 from hotrow.embedded import Embedded
 from hotrow.errors import BatchError, SettingsError, nearest
@@ -191,8 +191,12 @@ class Embeddings(nn.Module):
         step, self._pending = self.steps, []
         self.steps += 1
         if len(pending) == 1 and pending[0].router is self.router:
-            return Update(step, pending[0], pending[0].finish(step))
-        return self._summed(pending, step)
+            update = Update(step, pending[0], pending[0].finish(step))
+        else:
+            update = self._summed(pending, step)
+        for lookup in pending:  # it may be fetched again, for another step
+            lookup.grads = None
+        return update
 
     def _summed(self, pending: Sequence[Lookup], step: int) -> Update:
         """Several lookups, or none: one update with the sum of their gradients."""
@@ -251,6 +255,7 @@ class Embeddings(nn.Module):
         """The rows of `keys` in one table, `[n, dim]`, as they are."""
         if table not in self.tables:
             raise SettingsError(f'There is no table "{table}".{nearest(table, self.tables)}')
+        check_tensor(keys, torch.int64, 1, "keys")
         rows = torch.empty(len(keys), self.tables[table].dim)
         routed = self.router.route([table], [keys.contiguous().numpy()], [0])
         self.router.read(routed, rows.view(-1).numpy(), self.steps)

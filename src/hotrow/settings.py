@@ -12,9 +12,9 @@ from hotrow.errors import SettingsError, nearest
 
 
 class Settings(BaseModel):
-    """Frozen, and closed to names it does not know."""
+    """Frozen, and closed to names it does not know and to numbers that are none."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 S = TypeVar("S", bound=Settings)

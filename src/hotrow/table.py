@@ -47,7 +47,7 @@ class ByCount(Settings):
 
     name: Literal["count"] = "count"
     count: int = Field(ge=2, le=255)
-    bytes: int = Field(4 << 20, ge=4096, description="size of the sketch")
+    bytes: int = Field(4 << 20, ge=4096, le=1 << 40, description="size of the sketch")
 
 
 class ByProbability(Settings):
@@ -67,9 +67,9 @@ class Eviction(Settings):
     capacity; how often a key still finds its row is within half a percent of choosing from all.
     """
 
-    capacity: int | None = Field(None, gt=0, description="the most rows there may be")
+    capacity: int | None = Field(None, gt=0, lt=2**32, description="the most rows there may be")
     policy: Literal["lru", "lfu"] = Field("lru", description="which rows go first: least recently or least often used")
-    ttl: int | None = Field(None, gt=0, description="steps after its last use at which a row is forgotten")
+    ttl: int | None = Field(None, gt=0, lt=2**32, description="steps after its last use at which a row is forgotten")
 
     @model_validator(mode="after")
     def _bounds_something(self) -> "Eviction":

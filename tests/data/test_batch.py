@@ -88,6 +88,21 @@ GOOD = Group(("a", "b"), ints(1, 2, 3), ints(0, 1, 2, 2, 3))
     [
         (lambda: Batch((Group((), ints(), ints(0)),)), "A group of a batch has no features."),
         (
+            lambda: Batch.plain({"a": Jagged(ints(1, 2, 3), ints(0, 2)), "b": Jagged(ints(9), ints(0, 1))}),
+            "Feature a: offsets run from 0 to 2, but there are 3 values.",
+        ),
+        (
+            lambda: Batch.plain({"a": Jagged(ints(1, 2, 3), ints(1, 3))}),
+            "Feature a: offsets run from 1 to 3, but there are 3 values.",
+        ),
+        (lambda: Batch.plain({"a": [[1.5]]}), "feature a has keys that are not whole numbers of 64 bits."),
+        (lambda: Batch.plain({"a": [[2**63]]}), "feature a has keys that are not whole numbers of 64 bits."),
+        (lambda: Batch.plain({"a": ints(1, 2)}, users=ints(1)), "users has 1 samples, the batch has 2."),
+        (
+            lambda: Batch.plain({"a": Jagged(ints(1), ints(0, 1), torch.ones(1, requires_grad=True))}),
+            "Feature a: weights of keys get no gradient here; give them detached.",
+        ),
+        (
             lambda: Batch((Group(("a",), torch.tensor([1.0]), ints(0, 1)),)),
             "values of feature a must be int64, not float32.",
         ),

@@ -22,6 +22,7 @@ from hotrow.models import (
     TransformerSettings,
     WideDeepSettings,
     build,
+    joint,
 )
 from hotrow.plain import PlainEmbeddings
 from hotrow.store.optimizers import Adam
@@ -163,3 +164,15 @@ def test_wrong_inputs_are_refused(case_of: CaseOf) -> None:
     model = build(DLRMSettings(), case.inputs)
     with pytest.raises(BatchError, match="takes 2 dense inputs, the batch has 0"):
         model(case.embeddings()(case.batch), None)
+
+
+@pytest.mark.parametrize("settings", CASES.values(), ids=CASES)
+def test_a_model_evaluated_in_inference_mode_can_be_trained_afterwards(
+    settings: ModelSettings, case_of: CaseOf
+) -> None:
+    joint._columns.cache_clear()
+    case = case_of(settings)
+    model, embeddings = build(settings, case.inputs), case.embeddings()
+    with torch.inference_mode():
+        model.eval()(embeddings.eval()(case.batch), case.batch.dense)
+    model.train()(embeddings.train()(case.batch), case.batch.dense).sum().backward()

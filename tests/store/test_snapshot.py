@@ -18,7 +18,7 @@ from hotrow.plan import Plan, Share
 from hotrow.store import snapshot as snapshots
 from hotrow.store.optimizers import SGD, Adam
 from hotrow.table import ByCount, Eviction
-from hotrow.tiers import HostTier
+from hotrow.tiers import DeviceTier, HostTier
 from shapes import cases
 
 TABLES = [Table(name="item", dim=3, optimizer=Adam(lr=0.1)), Table(name="a/b c", dim=2, dtype="bfloat16")]
@@ -332,3 +332,36 @@ def test_eviction_with_a_time_to_live_goes_on_the_same_after_a_restore(tmp_path,
         resumed.restore(tmp_path / str(cut))
         run(cut, 60, resumed)
         assert torch.equal(resumed.read("t", keys), expected.read("t", keys))
+
+
+def test_a_snapshot_given_up_does_not_hide_what_was_erased_before_it(tmp_path):
+    tables = [Table(name="a", dim=2, optimizer=SGD(lr=1.0), eviction=Eviction(capacity=100))]
+    embeddings = Embeddings(tables, [Feature(name="a")])
+    step(embeddings, list(range(100)))
+    embeddings.snapshot(tmp_path / "base").write()
+    for i in range(1, 60):  # more is erased than a store remembers one by one
+        step(embeddings, list(range(i * 100, i * 100 + 100)))
+    embeddings.snapshot(tmp_path / "given up", base=tmp_path / "base").abort()
+    embeddings.snapshot(tmp_path / "next", base=tmp_path / "base").write()
+    restored = Embeddings(tables, [Feature(name="a")])
+    restored.restore(tmp_path / "next")
+    assert contents(restored) == contents(embeddings)
+
+
+@pytest.mark.parametrize("order", [("device", "host"), ("host", "device")])
+def test_tiers_restore_in_any_order_what_they_counted(tmp_path, order):
+    tables = [Table(name="a", dim=2, admission=ByCount(count=2, bytes=4096))]
+    plan = Plan({"a": (Share("device", np.arange(5)), Share("host", None))})
+
+    def make() -> Embeddings:
+        tiers = {"host": HostTier(tables), "device": DeviceTier(tables, plan.keys_on("device"))}
+        return Embeddings(tables, [Feature(name="a")], tiers={name: tiers[name] for name in order}, plan=plan)
+
+    embeddings = make()
+    for _ in range(3):
+        step(embeddings, list(range(10)))
+    embeddings.snapshot(tmp_path / "cut").write()
+    restored = make()
+    restored.restore(tmp_path / "cut")
+    keys = torch.arange(10)
+    assert torch.equal(restored.read("a", keys), embeddings.read("a", keys))

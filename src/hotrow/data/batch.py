@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import index
 from typing import NamedTuple
 
 import numpy as np
@@ -77,8 +78,8 @@ class Group:
         if not self.features:
             raise BatchError("A group of a batch has no features.")
         name = ", ".join(self.features)
-        _is(self.values, torch.int64, 1, f"values of feature {name}")
-        _is(self.offsets, torch.int64, 1, f"offsets of feature {name}")
+        check_tensor(self.values, torch.int64, 1, f"values of feature {name}")
+        check_tensor(self.offsets, torch.int64, 1, f"offsets of feature {name}")
         count = len(self.features)
         if len(self.offsets) == 0 or (len(self.offsets) - 1) % count:
             raise BatchError(
@@ -95,13 +96,15 @@ class Group:
         if self.begins is not None:
             self._check_begins(offsets, name)
         if self.weights is not None:
-            _is(self.weights, torch.float32, 1, f"weights of feature {name}")
+            check_tensor(self.weights, torch.float32, 1, f"weights of feature {name}")
             if len(self.weights) != len(self.values):
                 raise BatchError(
                     f"Feature {name}: {len(self.weights)} weights for {len(self.values)} values; each value needs one."
                 )
+            if self.weights.requires_grad:
+                raise BatchError(f"Feature {name}: weights of keys get no gradient here; give them detached.")
         if self.inverse is not None:
-            _is(self.inverse, torch.int64, 1, f"inverse of feature {name}")
+            check_tensor(self.inverse, torch.int64, 1, f"inverse of feature {name}")
             if len(self.inverse) and not (int(self.inverse.min()) >= 0 and int(self.inverse.max()) < self.unique_size):
                 raise BatchError(
                     f"Feature {name}: inverse names unique samples from {int(self.inverse.min())} to "
@@ -110,7 +113,7 @@ class Group:
 
     def _check_begins(self, offsets: npt.NDArray[np.int64], name: str) -> None:
         assert self.begins is not None
-        _is(self.begins, torch.int64, 1, f"begins of feature {name}")
+        check_tensor(self.begins, torch.int64, 1, f"begins of feature {name}")
         if len(self.begins) != len(offsets) - 1:
             raise BatchError(f"Feature {name}: {len(self.begins)} begins for {len(offsets) - 1} bags; each needs one.")
         begins, lengths = self.begins.numpy(), offsets[1:] - offsets[:-1]
@@ -179,11 +182,13 @@ class Batch:
             ("weights", self.weights, 1),
         ):
             if tensor is not None:
-                _is(tensor, torch.float32, dims, name)
+                check_tensor(tensor, torch.float32, dims, name)
                 if len(tensor) != size:
                     raise BatchError(f"{name} has {len(tensor)} samples, the batch has {size}.")
         if self.users is not None:
-            _is(self.users, torch.int64, 1, "users")
+            check_tensor(self.users, torch.int64, 1, "users")
+            if len(self.users) != size:
+                raise BatchError(f"users has {len(self.users)} samples, the batch has {size}.")
 
     @staticmethod
     def plain(
@@ -268,17 +273,22 @@ def ranges(begins: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
 
 def _jagged(name: str, given: Tensor | Sequence[Sequence[int]] | Jagged) -> Jagged:
     if isinstance(given, Jagged):
+        Group((name,), given.values, given.offsets, None, given.weights).check()
         return given
     if not isinstance(given, Tensor):
         lengths = torch.tensor([0] + [len(bag) for bag in given], dtype=torch.int64)
-        values = torch.tensor([key for bag in given for key in bag], dtype=torch.int64)
-        return Jagged(values, torch.cumsum(lengths, 0))
-    _is(given, torch.int64, given.dim() if given.dim() in (1, 2) else 1, f"feature {name}")
+        try:
+            keys = torch.tensor([index(key) for bag in given for key in bag], dtype=torch.int64)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            raise BatchError(f"feature {name} has keys that are not whole numbers of 64 bits.") from None
+        return Jagged(keys, torch.cumsum(lengths, 0))
+    check_tensor(given, torch.int64, given.dim() if given.dim() in (1, 2) else 1, f"feature {name}")
     width = 1 if given.dim() == 1 else given.shape[1]
     return Jagged(given.reshape(-1), torch.arange(0, len(given) + 1, dtype=torch.int64) * width)
 
 
-def _is(tensor: Tensor, dtype: torch.dtype, dims: int, what: str) -> None:
+def check_tensor(tensor: Tensor, dtype: torch.dtype, dims: int, what: str) -> None:
+    """Raises `BatchError` for what is not such a tensor."""
     if not isinstance(tensor, Tensor):
         raise BatchError(f"{what} must be a tensor, not {type(tensor).__name__}.")
     if tensor.dtype != dtype:

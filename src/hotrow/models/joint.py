@@ -91,4 +91,5 @@ def _by_inverse(groups: Sequence[PooledGroup]) -> list[tuple[Tensor, list[Pooled
 @lru_cache(maxsize=1024)
 def _columns(spans: tuple[Span, ...], device: str) -> Tensor:
     """The columns of these spans, one span after another."""
-    return torch.cat([torch.arange(first, last, device=device) for first, last in spans])
+    with torch.inference_mode(False):  # they are kept, and may be needed in training
+        return torch.cat([torch.arange(first, last, device=device) for first, last in spans])

@@ -220,6 +220,7 @@ class RowStore:
         if self._lock is not None:
             del self.native
             self._lock.release()
+            self._lock = None
 
     def _open(self, fresh: bool = False) -> _native.Store:
         settings = _native_settings(self.table, self.seed)
