@@ -9,7 +9,7 @@ import pytest
 
 import hotrow.bench
 from hotrow import __version__
-from hotrow.cli import app, main
+from hotrow.cli import app, going_on, main, show
 
 COMMANDS = sorted(command.name or command.callback.__name__ for command in app.registered_commands)
 
@@ -277,3 +277,24 @@ def test_a_benchmark_is_shown_and_written(call, monkeypatch, tmp_path):
     assert "fbgemm is not installed" in out
     assert json.loads((tmp_path / "store.json").read_text()) == report
     assert call("bench") == (0, "store\nall\n", "")
+
+
+def test_what_goes_on_with_a_run_repeats_its_settings():
+    assert going_on("train", Path("a run.toml"), ['output.folder="x"']) == (
+        "hotrow train 'a run.toml' --set 'output.folder=\"x\"' --resume"
+    )
+
+
+def test_names_are_shown_as_they_are_and_whole(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    path = "runs/" + "long/" * 40 + "exp[/v2][lr=0.1]"
+    show._pairs("Run", [("run folder", path)])
+    show._table("", ("a [x]", "b"), [("[bold]c", "d[/]")])
+    said = capsys.readouterr().out
+    for text in (path, "a [x]", "[bold]c", "d[/]"):
+        assert text in said
+
+
+def test_a_benchmark_is_not_run_if_its_report_has_no_place(call, tmp_path):
+    code, _, err = call("bench", "store", "--json", tmp_path / "nowhere" / "x.json")
+    assert code == 1 and "There is no folder" in err

@@ -42,7 +42,7 @@ class Hybrid(Settings):
 
     When a batch is fetched all updates but the last `staleness` of them are applied, of every worker. 0 is `Sync`.
     The bound grows over the first steps: Adagrad's first updates of a row are of full size whatever its gradient, and
-    several of them in one direction throw it far off (`hotrow bench hybrid_auc`: most of what staleness costs).
+    several of them in one direction throw it far off (`hotrow bench hybrid`: most of what staleness costs).
     """
 
     name: Literal["hybrid"] = "hybrid"

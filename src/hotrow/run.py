@@ -42,9 +42,9 @@ class Data(Settings):
     """What is read, and in which portions."""
 
     path: Path = Field(description="folder of a prepared data set")
-    batch_size: int = Field(4096, ge=1, description="samples a step, on each rank")
+    batch_size: int = Field(4096, ge=1, lt=2**31, description="samples a step, on each rank")
     shuffle: bool = Field(True, description="another order of samples in every epoch")
-    seed: int = Field(0, ge=0, description="of the order of samples")
+    seed: int = Field(0, ge=0, lt=2**63, description="of the order of samples")
     train: str = Field("train", description="the split to train on")
     test: str = Field("test", description="the split to evaluate on; empty for none")
     steps: tuple[Step, ...] = Field((), description="preprocessing, in order: [[data.steps]], see hotrow.data.steps")
@@ -228,8 +228,8 @@ class Train(Settings):
     device: Literal["cpu", "cuda"] = Field("cpu", description="where the dense part runs, and hot rows live")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="of the dense part's products; weights stay fp32")
     compile: bool = Field(False, description="torch.compile of the dense part, for training")
-    threads: int | None = Field(None, ge=1, description="threads on the host; all cores if not given")
-    seed: int = Field(0, ge=0, description="of weights, new rows and dropout")
+    threads: int | None = Field(None, ge=1, le=1024, description="threads on the host; all cores if not given")
+    seed: int = Field(0, ge=0, lt=2**63, description="of weights, new rows and dropout")
 
     @model_validator(mode="after")
     def _stopping_needs_evaluations(self) -> Train:

@@ -88,6 +88,34 @@ def test_json_has_bytes_times_reasons_and_memory(made, call, tmp_path):
     assert data["curve"]["item"]["share"][-1] == pytest.approx(1)
 
 
+def test_a_table_that_nothing_used_is_no_hindrance(call, tmp_path):
+    schema = SCHEMA.model_copy(update={"features": (Column(name="item"), Column(name="never", kind="keys"))})
+    columns = {
+        "y": np.zeros(900, np.float32),
+        "item": np.arange(900) % 30,
+        "never": pa.array([[]] * 900, pa.list_(pa.int64())),
+    }
+    with DataSetWriter(tmp_path / "set", schema) as writer:
+        writer.write("train", pa.table(columns))
+    (tmp_path / "cluster.toml").write_text(CLUSTER)
+    asked = ("--topology", tmp_path / "cluster.toml", "--batch-size", 100)
+    code, out, err = call("plan", tmp_path / "set", *asked, "--compare", "--json", "--out", tmp_path / "p")
+    assert code == 0, err
+    table = json.loads(out)["tables"]["never"]
+    assert table["rows"] == 0 and table["why"] == "No access of it was counted."
+    assert [share.tier for share in Plan.load(tmp_path / "p").shares["never"]] == ["world"]
+    code, _, err = call("simulate", tmp_path / "set", *asked, "--plan", tmp_path / "p", "--steps", 2, "--json")
+    assert code == 0, err
+
+
+def test_settings_of_ranks_are_refused_without_them(made, call):
+    for given in (("--wire", "float16"), ("--batch-size", 5)):
+        code, _, err = call("plan", made / "set", "--memory", "1KiB", *given)
+        assert code and "--topology" in err
+    code, _, err = call("plan", made / "set", "--memory", "1KiB", "--sample", 0)
+    assert code and "above 0" in err
+
+
 def test_the_plan_named_in_the_data_sets_keys_is_replayed_as_expected(made, call, tmp_path):
     asked = ("--topology", made / "cluster.toml", "--batch-size", 100)
     assert call("plan", made / "set", *asked, "--out", tmp_path / "p")[0] == 0
@@ -137,7 +165,7 @@ def test_a_law_is_replayed_for_a_cluster_that_is_not_here(made, call):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("plan", "SET", "--compare"), "give their --topology CLUSTER.toml too"),
+        (("plan", "SET", "--compare"), "give their --topology CLUSTER.toml"),
         (("plan", "SET", "--topology", "TOML", "--memory", "1MiB"), "give one of them"),
         (("plan", "SET", "--topology", "nowhere.toml"), "There is no cluster file nowhere.toml"),
         (("plan", "SET", "--topology", "TOML"), "takes 16,384, but the split"),

@@ -4,9 +4,10 @@ import json
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
-from hotrow.cli import main
-from hotrow.errors import DataError, SettingsError
+from hotrow.cli import app, main
+from hotrow.errors import DataError, RankError, SettingsError
 from hotrow.plan.measure import host_memory
 from hotrow.plan.topology import Link, Topology, load_topology, parse_rate, parse_time
 
@@ -166,3 +167,13 @@ def test_a_process_alone_says_its_memory(monkeypatch, capsys, tmp_path):
     data = json.loads(out)
     assert data["memory"] == host_memory() and data["size"] == 1 and data["between"] is None
     assert load_topology(tmp_path / "here.toml").memory == data["memory"]
+
+
+def test_a_rank_that_was_not_told_where_the_others_are_says_so(monkeypatch):
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    result = CliRunner().invoke(app, ["topology"])
+    assert isinstance(result.exception, RankError)
+    assert "Rank 0 of 2 could not join the others" in str(result.exception)
+    assert "MASTER_ADDR" in str(result.exception)

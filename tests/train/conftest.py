@@ -48,10 +48,10 @@ def samples(n, seed):
 
 @pytest.fixture(scope="session")
 def write_log():
-    def write(path, seed=1):
-        with DataSetWriter(path, SCHEMA, row_group=256) as writer:
-            writer.write("train", samples(2000, seed))
-            writer.write("test", samples(500, seed + 1))
+    def write(path, seed=1, schema=SCHEMA, change=lambda table: table):
+        with DataSetWriter(path, schema, row_group=256) as writer:
+            writer.write("train", change(samples(2000, seed)))
+            writer.write("test", change(samples(500, seed + 1)))
             writer.facts["best_auc"] = 0.8
         return path
 

@@ -235,6 +235,21 @@ def test_an_unexpected_error_in_the_background_is_not_swallowed(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_thread_that_cannot_be_started_is_what_is_said(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+
+    def fail(_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            checkpoints.save(4, ARRAYS, STATE, Rows())
+    checkpoints.wait()
+    save(checkpoints, 4)
+    assert names(checkpoints) == ["step-00000004"]
+
+
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="not a complete checkpoint"):
         Checkpoint(tmp_path)

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from hotrow.errors import CheckpointError
 from hotrow.train.logs import Log, RunFolder
 from hotrow.train.loop import train
 from hotrow.train.progress import Bar, Lines, duration
@@ -87,3 +88,16 @@ def test_a_bar_can_be_watched(make_run, capsys):
 @pytest.mark.parametrize(("seconds", "said"), [(7.4, "7s"), (200, "3m 20s"), (7500, "2h 05m")])
 def test_durations_are_said_as_people_do(seconds, said):
     assert duration(seconds) == said
+
+
+def test_a_damaged_line_of_metrics_is_passed_over_and_damaged_settings_are_named(make_run):
+    run = make_run(train__steps=4)
+    train(run)
+    folder = RunFolder(run.output.folder)
+    good = list(folder.lines())
+    folder.metrics.write_bytes(b'{"kind": "train", "ste\n\xff\xfe\n[]\n' + folder.metrics.read_bytes())
+    assert list(folder.lines()) == good
+    for damage in (b"garbage [[[", b"\xff\xfe"):
+        folder.settings.write_bytes(damage)
+        with pytest.raises(CheckpointError, match=r"settings\.toml cannot be read"):
+            folder.run()

@@ -5,9 +5,11 @@ import math
 import signal
 import threading
 
+import pyarrow as pa
 import pytest
 import torch
 
+from hotrow.data import DataSet
 from hotrow.errors import CheckpointError, DataError, HotrowError, SettingsError
 from hotrow.train import loop
 from hotrow.train.checkpoint import Checkpoint, Checkpoints, chain_of
@@ -339,3 +341,39 @@ def test_no_thread_and_no_setting_of_the_process_is_left_behind(make_run):
         torch.get_num_threads(),
         torch.are_deterministic_algorithms_enabled(),
     ) == before
+
+
+def test_a_data_set_with_other_columns_is_not_evaluated_on(make_run, data, write_log, tmp_path):
+    run = make_run(train__steps=4)
+    train(run)
+    schema = DataSet.open(data).schema
+    turned = schema.model_copy(update={"features": tuple(reversed(schema.features))})
+    write_log(tmp_path / "turned", schema=turned)
+    with pytest.raises(SettingsError, match=r"turned is another log .*the features differ \(their order\)"):
+        evaluate_path(run.output.folder, data=tmp_path / "turned")
+
+
+@pytest.mark.parametrize(
+    "table", [{"admission": {"name": "count", "count": 3}}, {"eviction": {"ttl": 3}}, {"eviction": {"capacity": 150}}]
+)
+def test_one_worker_with_a_cache_where_rows_come_and_go_repeats(make_run, tmp_path, table):
+    results = []
+    for name in ("one", "two"):
+        run = make_run(train__steps=24, cluster={"cache": {}}, output__folder=str(tmp_path / name), tables__dim=4,
+                       **{f"tables__{key}": value for key, value in table.items()})  # fmt: skip
+        results.append((run, train(run)))
+    assert results[0][1].metrics == results[1][1].metrics
+    assert lines(results[0][0], "train") == lines(results[1][0], "train")
+
+
+def test_nothing_brought_ahead_under_a_bound_is_no_standstill(make_run):
+    assert train(make_run(train__steps=4, policy={"name": "bounded", "ahead": 0})).steps == 4
+
+
+def test_labels_between_0_and_1_are_trained_on_and_evaluated(make_run, write_log, tmp_path):
+    def soft(table):
+        labels = pa.array(table["click"].to_numpy() * 0.75 + 0.125, pa.float32())
+        return table.set_column(table.column_names.index("click"), "click", labels)
+
+    metrics = train(make_run(train__steps=8, data__path=str(write_log(tmp_path / "soft", change=soft)))).metrics
+    assert 0 < metrics["auc"] < 1 and metrics["log_loss"] > 0

@@ -176,10 +176,10 @@ def test_reset_forgets_and_kept_samples_are_copies() -> None:
 def test_wrong_input_is_refused() -> None:
     logits = torch.zeros(2)
     metrics = Metrics()
-    with pytest.raises(DataError, match="labels must be 0 or 1"):
+    with pytest.raises(DataError, match="labels must be from 0 to 1"):
         metrics.update(logits, torch.tensor([0.0, math.nan]))
-    with pytest.raises(DataError, match="labels must be 0 or 1"):
-        metrics.update(logits, torch.tensor([0.0, 0.5]))
+    with pytest.raises(DataError, match="labels must be from 0 to 1"):
+        metrics.update(logits, torch.tensor([0.0, 1.5]))
     with pytest.raises(DataError, match="weights must not be negative"):
         metrics.update(logits, torch.zeros(2), torch.tensor([1.0, -1.0]))
     with pytest.raises(DataError, match=r"users of shape \(3,\) do not fit logits of shape \(2,\)"):
@@ -201,3 +201,16 @@ def test_auc_agrees_with_torchmetrics() -> None:
     metrics.update(logits, labels)
     theirs = float(functional.binary_auroc(torch.sigmoid(logits), labels, thresholds=None))
     assert math.isclose(metrics.compute()["auc"], theirs, rel_tol=1e-5)
+
+
+@settings(max_examples=80, deadline=None)
+@given(samples, st.lists(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]), min_size=30, max_size=30))
+def test_a_label_in_between_is_a_positive_and_a_negative(rows: list, labels: list[float]) -> None:
+    soft, spelled_out = Metrics(), Metrics()
+    mixed = [(z, y, w, u) for (z, _, w, u), y in zip(rows, labels, strict=False)]
+    soft.update(*columns(mixed))
+    spelled_out.update(*columns([(z, 1.0, w * y, u) for z, y, w, u in mixed]))
+    spelled_out.update(*columns([(z, 0.0, w * (1 - y), u) for z, y, w, u in mixed]))
+    got, expected = soft.compute(), spelled_out.compute()
+    for name in ("auc", "log_loss", "normalized_entropy", "calibration", "user_auc"):
+        assert same(got.get(name, math.nan), expected.get(name, math.nan)), name

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import signal
 import sys
 from collections.abc import Callable
@@ -131,6 +132,7 @@ def train(
     if resume and overwrite:
         raise SettingsError("--resume goes on with a run and --overwrite removes it; give one of them.")
     settings = list(settings or [])
+    again = going_on("train", run_file, settings) + (f" --follow {shlex.quote(follow)}" if follow is not None else "")
     if follow is not None:
         log = follow if "://" in follow else str(Path(follow).resolve())
         settings.append(f"data.follow.path={json.dumps(log)}")
@@ -140,10 +142,16 @@ def train(
     if stopped_by_signal:
         print(
             f"hotrow: stopped by {result.stopped} after step {result.steps:,}; the checkpoint is "
-            f"{result.checkpoint}. Go on with: hotrow train {run_file} --resume",
+            f"{result.checkpoint}. Go on with: {again}",
             file=sys.stderr,
         )
         raise typer.Exit(128 + signal.Signals[result.stopped])
+
+
+def going_on(command: str, run_file: Path, settings: list[str]) -> str:
+    """The command that goes on with a run that was started with these settings."""
+    given = "".join(f" --set {shlex.quote(setting)}" for setting in settings)
+    return f"hotrow {command} {shlex.quote(str(run_file))}{given} --resume"
 
 
 @app.command()

@@ -75,7 +75,7 @@ def _show(data: Mapping[str, Any]) -> None:
 
     say = _console().print
     say(f"{data['data']}: {data['samples']:,} samples to train on.", highlight=False, soft_wrap=True)
-    for pays, head in ((True, "These pay here:"), (False, "These do not:")):
+    for pays, head in ((True, "These pay here:"), (False, "These do not pay here:")):
         found = [t for t in data["techniques"] if t["pays"] is pays]
         if found:
             say(f"\n{head}", style="bold")

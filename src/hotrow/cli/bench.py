@@ -42,15 +42,20 @@ def bench(
     if name not in BENCHES and name != ALL:
         raise SettingsError(f'There is no benchmark "{name}".{nearest(name, [*BENCHES, ALL])}')
     if name == ALL:
+        json_file, page = json_file or Path("hotrow-bench.json"), page or Path("hotrow-bench.html")
+    for file in (json_file, page):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise SettingsError(f"There is no folder {file.parent} to write {file.name} in; make it first.")
+    if name == ALL:
         from hotrow.bench.everything import run
 
         report = run(_say)
-        json_file, page = json_file or Path("hotrow-bench.json"), page or Path("hotrow-bench.html")
     else:
         from hotrow.bench.report import told
 
         with told(_say):
             report = BENCHES[name](quick)
+    show.benchmarked(report)
     if json_file is not None:
         with replacing(json_file, "The report") as beside:
             beside.write_text(json.dumps(report, indent=1) + "\n")
@@ -58,7 +63,6 @@ def bench(
         from hotrow.report.benchmarks import benchmarks_page
 
         benchmarks_page(report).write(page)
-    show.benchmarked(report)
     _written(json_file, page)
 
 

@@ -89,8 +89,10 @@ def plan(
 
     if topology is not None and memory:
         raise SettingsError("--memory is a budget on one device and --topology has each rank's; give one of them.")
-    if topology is None and (compare or extra or since is not None):
-        raise SettingsError("--compare, --extra and --since are about ranks; give their --topology CLUSTER.toml too.")
+    if topology is None and (compare or extra or since is not None or batch_size is not None or wire != "float32"):
+        raise SettingsError(
+            "--compare, --extra, --since, --batch-size and --wire are about ranks; give their --topology CLUSTER.toml."
+        )
     if not memory and other is None and topology is None:
         raise SettingsError("Say how much memory hot rows may take, as in --memory 512MiB.")
     if share is not None and profile is not None:

@@ -95,7 +95,11 @@ def _facts(data: Mapping[str, Any]) -> list[tuple[str, str]]:
         exact, slid = data["exact_repeats"], data["repeats_with_slides"]
         clustered, shuffled = data["met_in_batch"], data["met_in_batch_unclustered"]
         facts += [
-            ("sessions", f"{data['sessions']:,} of {_number(data['samples_per_session'])} samples"),
+            (
+                "sessions" if data["clustered"] else "runs of a session",
+                f"{data['sessions']:,} of {_number(data['samples_per_session'])} samples"
+                + ("" if data["clustered"] else "; not clustered, in the order of the log"),
+            ),
             ("repeated values", f"{exact:.1%} exactly, {slid:.1%} with lists that slid"),
             (
                 f"in a batch of {data['batch_size']:,}",

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from hotrow.train.progress import duration
 
 if TYPE_CHECKING:
     from hotrow.train.state import Result
 
+_WHOLE_LINES = 4096  # columns, where nobody reads them on a screen
 _METRICS = {
     "auc": "AUC",
     "user_auc": "AUC within users",
@@ -195,7 +199,7 @@ def _pairs(title: str, rows: Iterable[tuple[str, str]]) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(name, str(value))
+        table.add_row(Text(name), Text(str(value)))
     _console().print(table, highlight=False)
 
 
@@ -203,13 +207,15 @@ def _table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]], *,
     """Columns of figures stand right, of words (`left`) left."""
     table = Table(title=title, title_justify="left", pad_edge=False, box=None, header_style="bold")
     for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i and not left else "left", overflow="fold")
+        table.add_column(Text(column), justify="right" if i and not left else "left", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(Text(cell) for cell in row))
     if table.rows:
         _console().print()
         _console().print(table, highlight=False)
 
 
 def _console() -> Console:
-    return Console()
+    """Standard output; into a pipe or a file lines are whole, so that paths can be taken from there."""
+    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(width=_WHOLE_LINES if piped else None)

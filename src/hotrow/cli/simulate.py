@@ -62,7 +62,7 @@ def simulate(
     from hotrow.sizes import parse_size
 
     if (data is None) == (zipf is None):
-        raise SettingsError("Say what to replay: a data set, or a distribution as in --zipf 1.05.")
+        raise SettingsError("Say what to replay, one of two: a data set, or a distribution as in --zipf 1.05.")
     if topology is None:
         raise SettingsError("Say for which cluster, as in --topology cluster.toml; hotrow topology measures one.")
     cluster = load_topology(topology)

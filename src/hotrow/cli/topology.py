@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hotrow.cli import AsJson, Overwrite, _give, app
-from hotrow.errors import SettingsError
+from hotrow.errors import RankError, SettingsError
+
+if TYPE_CHECKING:
+    from hotrow.world import World
 
 
 @app.command()
@@ -42,7 +45,7 @@ def topology(
 
     world = World.here()
     if world.size > 1:
-        _join(world.node_rank, backend)
+        _join(world, backend)
     try:
         found = measure(world, large=round(megabytes * (1 << 20)))
     finally:
@@ -55,16 +58,21 @@ def topology(
     _give(shown, as_json, _show)
 
 
-def _join(node_rank: int, backend: str) -> None:
+def _join(world: World, backend: str) -> None:
     import torch
     import torch.distributed as dist
 
-    chosen = backend or ("nccl" if torch.cuda.device_count() > node_rank else "gloo")
+    chosen = backend or ("nccl" if torch.cuda.device_count() > world.node_rank else "gloo")
     if chosen not in ("gloo", "nccl"):
         raise SettingsError(f'There is no backend "{chosen}" to measure with; give gloo or nccl.')
     if chosen == "nccl":
-        torch.cuda.set_device(node_rank)
-    dist.init_process_group(chosen)
+        torch.cuda.set_device(world.node_rank)
+    try:
+        dist.init_process_group(chosen)
+    except (RuntimeError, ValueError) as error:
+        raise RankError(
+            f"Rank {world.rank} of {world.size} could not join the others: {error}. Start them all with torchrun."
+        ) from error
 
 
 def _leave(size: int) -> None:

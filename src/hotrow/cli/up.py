@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hotrow.cli import AsJson, Overwrite, Settings, _give, app
+from hotrow.cli import AsJson, Overwrite, Settings, _give, app, going_on
 from hotrow.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -93,8 +93,8 @@ def up(
         _give(result, as_json, show.trained)
     if result["stopped_by"]:
         print(
-            f"hotrow: stopped by {result['stopped_by']}. Go on with: hotrow up {run_file} --shards {shards} "
-            f"--trainers {trainers} --cluster {cluster} --resume",
+            f"hotrow: stopped by {result['stopped_by']}. Go on with: {going_on('up', run_file, settings or [])} "
+            f"--shards {shards} --trainers {trainers} --cluster {cluster}",
             file=sys.stderr,
         )
         raise typer.Exit(128 + signal.Signals[result["stopped_by"]])

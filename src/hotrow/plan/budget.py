@@ -61,7 +61,7 @@ def count_keys(
         counts = {table: known.table(table) for table in known.tables}
         judged = min(1.0, JUDGED / max(dataset.samples(split), 1))
         return Counted(counts, draw(dataset, split, judged, seed=seed), sampled=False)
-    sample = draw(dataset, split, share or 1.0, steps=steps, seed=seed)
+    sample = draw(dataset, split, 1.0 if share is None else share, steps=steps, seed=seed)
     return Counted(sample.counts(), sample, sample.fraction < 1, tuple(steps))
 
 

@@ -63,12 +63,14 @@ def used_tables(
     some = max(1, min(READ, samples) // batch)
     read = [keys for _, keys in zip(range(some), key_batches(dataset, split, batch, steps), strict=False)]
     known = {table.name: counted.counts[table.name] for table in tables}
+    if not any(counts.total for counts in known.values()):
+        raise SettingsError("The profile has counted no access of any table, so there is nothing to plan.")
     bursts = measured_bursts(read, known, samples, batch, topology)
     pooled = {f.name for f in features if f.pooling != "sequence"}
     of_bags = _pooled(dataset, split, batch, steps, pooled)
     out = []
     for table in tables:
-        counts, keys = _classes(known[table.name], table.name)
+        counts, keys = _classes(known[table.name])
         use = Use.of_counts(counts, samples, batch, topology, bursts[table.name])
         hot, _ = known[table.name].hottest(HOT)
         out.append(TableUse(table, row_bytes(table), counts, keys, use, *of_bags[table.name], hot=hot))
@@ -93,11 +95,11 @@ def _pooled(
     }
 
 
-def _classes(known: KeyCounts, table: str) -> tuple[Ints, Ints]:
+def _classes(known: KeyCounts) -> tuple[Ints, Ints]:
     """Counts and keys of a table; keys that a summary no longer keeps are alike, and share what it lost."""
     counts, keys = known.histogram()
     if len(counts) == 0:
-        raise SettingsError(f"The profile has counted no access of table {table}, so there is nothing to plan.")
+        return np.ones(1, np.int64), np.zeros(1, np.int64)  # a class without rows
     missing, lost = known.distinct - known.kept, known.total - int((counts * keys).sum())
     if missing > 0:
         counts, keys = np.append(counts, max(1, lost // missing)), np.append(keys, missing)
@@ -218,6 +220,8 @@ def _told_table(chosen: Sharding, at: int) -> dict[str, Any]:
 def why(chosen: Sharding, at: int) -> str:
     """In a sentence, what decided over a table's cuts."""
     table, held, topology = chosen.tables[at], chosen.held[at], chosen.topology
+    if not table.rows:
+        return "No access of it was counted."
     row = wire_bytes(table.table, chosen.wire)
     names = {"world": f"world/{chosen.dedup}", "node": "node", "replicated": "replicated"}
     seconds = {tier: row_seconds(name, table.use, row, topology) for tier, name in names.items()}
@@ -259,5 +263,7 @@ def _users(table: TableUse, at: int, topology: Topology) -> str:
 def _curve(table: TableUse) -> dict[str, list[float]]:
     """As many points of a table's access curve as an eye can tell apart."""
     rows, taken = np.cumsum(table.keys), np.cumsum(table.keys * table.use.lookups)
-    at = np.unique(np.minimum(np.searchsorted(rows, np.geomspace(rows[0], rows[-1], _POINTS)), len(rows) - 1))
+    at = np.unique(
+        np.minimum(np.searchsorted(rows, np.geomspace(max(rows[0], 1), max(rows[-1], 1), _POINTS)), len(rows) - 1)
+    )
     return {"rows": rows[at].tolist(), "share": (taken[at] / max(taken[-1], 1e-300)).tolist()}

@@ -164,9 +164,14 @@ class CachedTier(Tier):
 
     @property
     def looks_ahead(self) -> int:
-        """Batches that may be exchanged for ahead of their step: none if the bound is closer than what that costs."""
+        """Batches that may be exchanged for ahead of their step: none if the bound is closer than what that costs.
+
+        One worker is exact; so none either where rows are admitted or evicted, which goes by the order of fetches.
+        """
         s, ranks = self.settings, self.world.size
-        if s.bound is None or ranks == 1:
+        if ranks == 1:
+            return 0 if any(t.admission or t.eviction for t in self.tables.values()) else s.ahead
+        if s.bound is None:
             return s.ahead
         return s.ahead if s.bound > 2 * ranks * (s.ahead + 1) else 0
 

@@ -171,8 +171,9 @@ class Checkpoints:
                 if done is not None:
                     done(final)
 
-        self._thread = threading.Thread(target=write, name="hotrow-checkpoint")
-        self._thread.start()
+        thread = threading.Thread(target=write, name="hotrow-checkpoint")
+        thread.start()
+        self._thread = thread
 
     def _base(self, final: Path) -> Path | None:
         """What a new checkpoint stands on, as the first of several ranks knows it; itself if it is there already."""

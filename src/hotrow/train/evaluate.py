@@ -17,12 +17,13 @@ from torch import Tensor
 from hotrow import _native
 from hotrow.data import DataSet, Reader
 from hotrow.data.batch import Batch
+from hotrow.data.growing import check_same
 from hotrow.data.marks import Marks
 from hotrow.data.steps import schema_after
 from hotrow.embeddings import Embeddings
 from hotrow.errors import CheckpointError, DataError, SettingsError
 from hotrow.models import ModelInputs, build
-from hotrow.policy import Exact, Hybrid, Policy
+from hotrow.policy import Bounded, Exact, Hybrid, Policy, Sync
 from hotrow.run import Run
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.dense import DenseForward
@@ -123,7 +124,8 @@ class Ranker:
             exchange = self.ranks.gather if workers > 1 else None
             return ExactPipeline(batches, self.embeddings, lead=policy.ahead, exchange=exchange, pin=pin, phases=phases)
         told = self.embeddings.looks_ahead if policy is not None else 0
-        return Pipeline(batches, self.embeddings, ahead=self.run.policy.ahead, told=told, pin=pin, phases=phases)
+        ahead = Sync().ahead if isinstance(self.run.policy, Bounded) else self.run.policy.ahead
+        return Pipeline(batches, self.embeddings, ahead=ahead, told=told, pin=pin, phases=phases)
 
     def train(self, on: bool = True) -> None:
         """Switches dropout, batch statistics and the making of rows on or off."""
@@ -187,6 +189,7 @@ def evaluate_path(
     run = folder.run()
     if data is not None:
         run = run.model_copy(update={"data": run.data.model_copy(update={"path": data.resolve()})})
+    check_same(DataSet.open(run.data.path).schema, folder.schema(run), str(run.data.path))
     split = split or run.data.test or run.data.train
     with host(run):
         ranker = Ranker(run)

@@ -14,6 +14,7 @@ A resumed run cuts `metrics.jsonl` back to the step it resumes from, so it reads
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shutil
@@ -85,7 +86,11 @@ class RunFolder:
         """The settings the run was started with."""
         if not self.exists:
             raise CheckpointError(f"{self.path} is not a run folder: it has no settings.toml.")
-        return parse(Run, tomllib.loads(self.settings.read_text()), str(self.settings))
+        try:
+            said = tomllib.loads(self.settings.read_text())
+        except ValueError as error:  # not TOML, or not text
+            raise CheckpointError(f"{self.settings} cannot be read, it was altered: {error}.") from None
+        return parse(Run, said, str(self.settings))
 
     def keep_schema(self, schema: Schema) -> None:
         """Keeps the schema of the data set that is trained on."""
@@ -96,11 +101,12 @@ class RunFolder:
         return Schema.read(self._schema) if self._schema.is_file() else DataSet.open(run.data.path).schema
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """The metrics so far; a last line that was cut short by a kill is left out."""
+        """The metrics so far; a line that was cut short by a kill, or damaged, is left out."""
         if self.metrics.is_file():
-            for line in self.metrics.read_text().splitlines(keepends=True):
-                if line.endswith("\n"):
-                    yield json.loads(line)
+            for line in self.metrics.read_text(errors="replace").splitlines(keepends=True):
+                with contextlib.suppress(ValueError):
+                    if line.endswith("\n") and "step" in (said := json.loads(line)):
+                        yield said
 
     def cut_back(self, step: int) -> None:
         """Forgets the metrics of steps after `step`."""

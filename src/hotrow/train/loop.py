@@ -190,8 +190,9 @@ class Trainer:
 
         state.step += 1
         state.samples += whole
-        state.count += size
-        self._loss.add_(loss.detach(), alpha=size)
+        weight = float(size if fetched.batch.weights is None else fetched.batch.weights.sum())
+        state.count += weight
+        self._loss.add_(loss.detach(), alpha=weight)
         self.progress.step(state.step, whole, self._loss_to_show())
         if self.ranker.dense.note:
             self.progress.say(self.ranker.dense.note)
@@ -212,7 +213,7 @@ class Trainer:
     def _loss_to_show(self) -> float | None:
         """The mean loss since the last line of metrics; from a GPU one that may be a second old."""
         if self.ranker.device.type == "cpu" or time.monotonic() - self._shown_at >= _SHOWN_EVERY:
-            self._shown = float(self._loss) / self.state.count
+            self._shown = float(self._loss) / max(self.state.count, 1e-12)
             self._shown_at = time.monotonic()
         return self._shown
 

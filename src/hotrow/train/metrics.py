@@ -1,6 +1,6 @@
 """`Metrics`: how good predictions are, exactly, over any number of batches and ranks.
 
-Every sample is kept, because an exact AUC needs their order: 5 bytes a sample (logit and label), 4 more with
+Every sample is kept, because an exact AUC needs their order: 8 bytes a sample (logit and label), 4 more with
 weights and 8 more with users, and while `compute` runs about 90 more for sorting. All sums are float64, and
 the loss is taken from logits, so that a confident prediction costs what it should and not infinity.
 
@@ -13,7 +13,8 @@ the loss is taken from logits, so that a confident prediction costs what it shou
 | user_auc | mean AUC within users that have both labels, each by its samples; only if users are given |
 | samples | how many there were |
 
-Weights, where given, count a sample that many times. What has no answer (one class only, no samples) is NaN.
+Weights, where given, count a sample that many times. A label between 0 and 1 makes a sample a positive and a negative
+of such weights. What has no answer (one class only, no samples) is NaN.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Metrics:
     def update(
         self, logits: Tensor, labels: Tensor, weights: Tensor | None = None, users: Tensor | None = None
     ) -> None:
-        """Adds a batch: logits [B], labels 0 or 1, and weights and users where there are some."""
+        """Adds a batch: logits [B], labels from 0 to 1, and weights and users where there are some."""
         for name, given in (("labels", labels), ("weights", weights), ("users", users)):
             if given is not None and given.shape != logits.shape:
                 raise DataError(
@@ -53,8 +54,8 @@ class Metrics:
                 )
         if logits.dim() != 1:
             raise DataError(f"Metrics: logits must be [B], not of shape {tuple(logits.shape)}.")
-        if not bool(((labels == 0) | (labels == 1)).all()):
-            raise DataError("Metrics: labels must be 0 or 1; these have another value or NaN among them.")
+        if not bool(((labels >= 0) & (labels <= 1)).all()):
+            raise DataError("Metrics: labels must be from 0 to 1; these have another value or NaN among them.")
         if weights is not None and not bool((weights >= 0).all()):
             raise DataError("Metrics: weights must not be negative or NaN.")
         if len(logits) == 0:
@@ -62,7 +63,7 @@ class Metrics:
         if self._users and (self._users[0] is None) != (users is None):
             raise DataError("Metrics: some batches have users and some have none; give them always or never.")
         self._logits.append(_kept(logits, torch.float32))
-        self._labels.append(_kept(labels, torch.bool))
+        self._labels.append(_kept(labels, torch.float32))
         self._weights.append(None if weights is None else _kept(weights, torch.float32))
         self._users.append(None if users is None else _kept(users, torch.int64))
 
@@ -91,7 +92,7 @@ class Metrics:
         """Every metric by name."""
         state = self.state()
         logits = state["logits"].numpy() if state else np.empty(0, np.float32)
-        labels = state["labels"].numpy() if state else np.empty(0, np.bool_)
+        labels = state["labels"].numpy().astype(np.float64) if state else np.empty(0)
         weights = state["weights"].numpy().astype(np.float64) if "weights" in state else np.ones(len(logits))
         loss = log_loss(logits, labels, weights)
         metrics = {
@@ -105,15 +106,18 @@ class Metrics:
         return {**metrics, "samples": float(len(logits))}
 
 
-def log_loss(logits: NDArray[np.floating], labels: NDArray[np.bool_], weights: Array) -> float:
-    """Mean cross entropy: log(1 + e^-z) for a positive, log(1 + e^z) for a negative."""
+def log_loss(logits: NDArray[np.floating], labels: Array, weights: Array) -> float:
+    """Mean cross entropy: log(1 + e^-z) for a positive, log(1 + e^z) for a negative, in between their mean."""
     if np.isnan(logits).any():
         return float("nan")
-    wrong_way = np.where(labels, -logits, logits).astype(np.float64)
-    return _ratio(float(weights @ np.logaddexp(0.0, wrong_way)), float(weights.sum()))
+    wrong_way = np.where(labels > 0.5, -logits, logits).astype(np.float64)
+    other = np.minimum(labels, 1 - labels)  # of the rarer class; its share of the loss is less by the logit
+    losses = np.logaddexp(0.0, wrong_way)
+    losses -= np.multiply(other, wrong_way, out=np.zeros_like(losses), where=other > 0)
+    return _ratio(float(weights @ losses), float(weights.sum()))
 
 
-def auc(logits: NDArray[np.floating], labels: NDArray[np.bool_], weights: Array) -> float:
+def auc(logits: NDArray[np.floating], labels: Array, weights: Array) -> float:
     """Area under the ROC curve."""
     if np.isnan(logits).any():
         return float("nan")
@@ -122,9 +126,7 @@ def auc(logits: NDArray[np.floating], labels: NDArray[np.bool_], weights: Array)
     return float(areas[0]) if len(areas) else float("nan")
 
 
-def user_auc(
-    logits: NDArray[np.floating], labels: NDArray[np.bool_], weights: Array, users: NDArray[np.int64]
-) -> float:
+def user_auc(logits: NDArray[np.floating], labels: Array, weights: Array, users: NDArray[np.int64]) -> float:
     """Mean of the users' AUCs, each by the weight of its samples; users with one class only are left out."""
     if np.isnan(logits).any():
         return float("nan")
@@ -135,7 +137,7 @@ def user_auc(
 
 
 def _areas(
-    logits: NDArray[np.floating], labels: NDArray[np.bool_], weights: Array, users: NDArray[np.int64]
+    logits: NDArray[np.floating], labels: Array, weights: Array, users: NDArray[np.int64]
 ) -> tuple[Array, Array]:
     """Each user's AUC (NaN without both classes) and weight, from samples sorted by user, then by logit."""
     if len(logits) == 0:
@@ -143,8 +145,8 @@ def _areas(
     starts_user = np.r_[True, users[1:] != users[:-1]]
     tie_starts = np.flatnonzero(starts_user | np.r_[True, logits[1:] != logits[:-1]])
     user_starts = np.flatnonzero(starts_user[tie_starts])  # counted in ties
-    positive = np.add.reduceat(np.where(labels, weights, 0.0), tie_starts)
-    negative = np.add.reduceat(np.where(labels, 0.0, weights), tie_starts)
+    positive = np.add.reduceat(labels * weights, tie_starts)
+    negative = np.add.reduceat((1 - labels) * weights, tie_starts)
 
     below = np.cumsum(negative) - negative
     user_of_tie = np.cumsum(starts_user[tie_starts]) - 1
@@ -157,9 +159,9 @@ def _areas(
     return areas, positives + negatives
 
 
-def _base_entropy(labels: NDArray[np.bool_], weights: Array) -> float:
+def _base_entropy(labels: Array, weights: Array) -> float:
     """The log loss of always predicting the mean label; NaN without both classes."""
-    classes = np.array([weights[labels].sum(), weights[~labels].sum()])
+    classes = np.array([weights @ labels, weights @ (1 - labels)])
     if not classes.all():
         return float("nan")
     shares = classes / classes.sum()

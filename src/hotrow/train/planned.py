@@ -138,7 +138,7 @@ class Planned(Feed):
         elif share is None:
             said = "; the plan says nothing of it."
         elif within is None:
-            said = f"; the plan says {interval(share)} of a whole epoch, and none was trained with the keys it counted."
+            said = f"; the plan says {interval(share)} of a whole epoch; this run trained less, or on other keys."
         else:
             said = f"; the plan said {interval(share)}: {inside(within)}"
         held = f"The device held the rows of {percent(found['measured'])} of the accesses"
@@ -205,6 +205,12 @@ class Planned(Feed):
             plan.check(self.tables)
         except SettingsError as error:
             raise SettingsError(f"plan.path: {path}: {error}") from None
+        if "topology" in plan.facts:
+            raise SettingsError(
+                f"plan.path: {path} is for ranks (hotrow plan --topology), and this is one process. Start the run's "
+                f"ranks, as with torchrun; or plan for one process into another file: hotrow plan {data.path} --memory "
+                f"SIZE --out OTHER.plan"
+            )
         for table, (*named, rest) in plan.shares.items():
             if rest.tier != "host" or any(share.tier != "device" for share in named):
                 tiers = ", ".join(share.tier for share in (*named, rest))

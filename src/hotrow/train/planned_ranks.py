@@ -59,7 +59,7 @@ class LiveUses:
         """What to copy, from what all ranks saw; None if they saw nothing. Collective."""
         everyone = self._together(world)
         batches = self._batches * world.size  # ranks make steps together
-        if not batches or not all(len(c.histogram().counts) for c in everyone.values()):
+        if not batches or not any(len(c.histogram().counts) for c in everyone.values()):
             return None
         self._known = everyone
         used = [_used(table, everyone[table.name], batches, topology) for table in self.tables]
@@ -89,6 +89,8 @@ class LiveUses:
 def _used(table: Table, counts: KeyCounts, batches: float, topology: Topology) -> TableUse:
     """How ranks use a table of which each key was in so many of `batches` batches."""
     times, keys = counts.histogram()
+    if len(times) == 0:
+        times, keys = np.ones(1, np.int64), np.zeros(1, np.int64)  # a class without rows
     rank = np.minimum(times / batches, 1.0)
     node, world = (
         -np.expm1(ranks * np.log1p(-np.minimum(rank, 1 - 1e-12))) for ranks in (topology.ranks, topology.size)
