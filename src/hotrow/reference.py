@@ -23,7 +23,7 @@ from hotrow.run import Run
 HEAD = """# Settings
 
 Made by `python -m hotrow.reference` from the models that check them. An unknown name is refused with the nearest
-right one, and every value is checked before anything starts. A setting without a default is needed.
+right one, and every value is checked before anything starts. "needed" is what has no default.
 
 | file | what it is |
 | --- | --- |
@@ -101,7 +101,8 @@ class _Writer:
     def _table(self, fields: Mapping[str, Any], required: Any, path: str = "") -> Iterator[str]:
         yield from ("| setting | takes | default | meaning |", "| --- | --- | --- | --- |")
         for name, prop in fields.items():
-            default = "" if name in required else _default(prop)
+            otherwise = "if not given" in prop.get("description", "")  # then that says what it is
+            default = "needed" if name in required and not otherwise else _default(prop)
             where = self._where(f"{path}.{name}" if path else name, prop)
             yield f"| `{name}` | {where or _takes(prop)} | {default} | {_cell(prop.get('description', ''))} |"
         yield ""
@@ -178,7 +179,7 @@ def _takes(prop: Mapping[str, Any]) -> str:
 def _default(prop: Mapping[str, Any]) -> str:
     value = prop.get("default")
     if value is None or value in ([], {}, ""):
-        return "none" if "default" in prop else ""
+        return "none"
     if isinstance(value, Mapping):
         return f"`{value['name']}`" if "name" in value else "see there"
     return f"`{json.dumps(value)}`"

@@ -22,7 +22,7 @@ def predict(
     schema: Annotated[
         Path | None, typer.Option("--schema", help="TOML or JSON that says what the columns of a log are.")
     ] = None,
-    form: Annotated[str, typer.Option("--format", help="criteo, avazu, table, or auto to find out.")] = "auto",
+    form: Annotated[str, typer.Option("--format", help="criteo, avazu, events, table, or auto to find out.")] = "auto",
     bad: Annotated[
         str, typer.Option("--bad", help="What becomes of rows that cannot be used: refuse, skip or missing.")
     ] = "refuse",

@@ -89,10 +89,10 @@ class Link(Settings):
     """How fast bytes go over one kind of link, and what an exchange over it takes at least."""
 
     bandwidth: Annotated[float, _told(parse_rate), Field(gt=0, allow_inf_nan=False)] = Field(
-        description="bytes a second its sender can send at once"
+        description='what its sender can send at once: bytes a second, or as in "10Gbit/s"'
     )
     latency: Annotated[float, _told(parse_time), Field(ge=0, allow_inf_nan=False)] = Field(
-        0.0, description="seconds an exchange takes that carries nothing"
+        0.0, description='what an exchange takes that carries nothing: seconds, or as in "20us"'
     )
     overhead: float = Field(0.0, ge=0, lt=1, description="what headers add to bytes, as a share of them")
 
@@ -114,7 +114,9 @@ class Topology(Settings):
 
     nodes: int = Field(ge=1, le=65536)
     ranks: int = Field(1, ge=1, le=1024, description="ranks of one node")
-    memory: Annotated[int, _told(parse_size), Field(gt=0)] = Field(description="what rows may take on each rank")
+    memory: Annotated[int, _told(parse_size), Field(gt=0)] = Field(
+        description='what rows may take on each rank: bytes, or as in "80GiB"'
+    )
     between: Link | None = Field(None, description="from a node to the others, all its ranks together")
     within: Link | None = Field(None, description="from a rank to the others of its node")
     rail: Link | None = Field(
