@@ -86,6 +86,23 @@ def test_a_log_is_scored_as_its_data_set_is_with_labels_or_without(run, tmp_path
     assert ("label" in pq.read_table(out).column_names) == labelled
 
 
+@pytest.mark.parametrize("labelled", ["a", "b"])
+def test_labels_that_only_some_files_have_are_null_for_the_others(run, tmp_path, labelled):
+    rows = samples(150, 2)
+    files = {"a": rows.slice(0, 90), "b": rows.slice(90)}
+    (tmp_path / "log").mkdir()
+    for name, part in files.items():
+        pq.write_table(part if name == labelled else part.drop_columns(["click"]), tmp_path / "log" / f"{name}.parquet")
+    out = tmp_path / "scores.parquet"
+    result = predict(run.output.folder, tmp_path / "log", "--out", out)
+    assert result.exit_code == 0, result.output
+    torch.testing.assert_close(scored(out), wanted(run), rtol=1e-5, atol=1e-6)
+    labels = {
+        name: part["click"].to_pylist() if name == labelled else [None] * len(part) for name, part in files.items()
+    }
+    assert pq.read_table(out)["label"].to_pylist() == labels["a"] + labels["b"]
+
+
 def test_what_cannot_be_scored_is_refused_with_a_sentence_and_leaves_nothing(run, tmp_path):
     out = tmp_path / "scores.parquet"
     rows = samples(5, 2)
@@ -98,8 +115,9 @@ def test_what_cannot_be_scored_is_refused_with_a_sentence_and_leaves_nothing(run
         ((run.output.folder, run.data.path, "--split", "tset"), 'Did you mean "test"'),
         ((run.output.folder, run.data.path, "--bad", "skipp"), 'Did you mean "skip"'),
         ((tmp_path, run.data.path), "not a complete checkpoint"),
+        ((run.output.folder, run.data.path, "--out", tmp_path / "bad.parquet" / "out"), "could not be written"),
     ):
-        result = predict(*words, "--out", out)
+        result = predict(words[0], "--out", out, *words[1:])
         assert result.exit_code == 1
         assert sentence in str(result.exception), result.exception
         assert not list(tmp_path.glob("*scores*")) and not list(tmp_path.glob(".*"))

@@ -41,7 +41,8 @@ def replacing(path: Path, what: str, error: type[HotrowError] = DataError) -> It
     except OSError as cause:
         raise error(f"{what} {path} could not be written: {cause.strerror or cause}.") from cause
     finally:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            beside.unlink()
 
 
 def sha256(path: Path) -> str:

@@ -1,16 +1,18 @@
 """Scores of a data set or of a log, as a Parquet file: a row for each sample, in order.
 
 A data set is read as evaluation reads it. A log is checked and turned into keys as `prepare` does, by the same code,
-but nothing is kept of it; what a log to be scored may lack (label, weight, user, session, time) is not asked for.
+but nothing is kept of it; what a log to be scored may lack (label, weight, user, session, time) is not asked for. Where
+only some of its files have the label, that of the others' samples is null.
 Memory is one batch and one piece of the log.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,7 +27,7 @@ from hotrow.data.growing import check_same
 from hotrow.data.schema import Schema
 from hotrow.data.sources import Format, ParquetTable, Source, TextTable
 from hotrow.data.sources.tabular import table_files
-from hotrow.data.sources.text import first_line, unpack
+from hotrow.data.sources.text import header, unpack
 from hotrow.errors import DataError
 from hotrow.files import replacing
 from hotrow.predictor import Predictor
@@ -44,11 +46,11 @@ class Log:
         bad: BadPolicy = "refuse",
     ) -> None:
         self.bad = BadRows(bad)
-        self._files = table_files(path)
         self._schema, self._data, self._form = predictor.schema, predictor.run.data, form
         given = schema or (own_schema(path) if path.is_dir() else None)
-        self._log = None if given is None else Schema.read(given)
-        self.labelled = True
+        log = None if given is None else Schema.read(given)
+        self._files = [self._file(file, log) for file in table_files(path)]
+        self.labelled = any(file.labelled for file in self._files)
 
     def __iter__(self) -> Iterator[Batch]:
         first = 0
@@ -56,15 +58,17 @@ class Log:
             for rows in self._rows(file):
                 for at in range(0, len(rows), self._data.batch_size):
                     samples = pa.Table.from_batches([rows.slice(at, self._data.batch_size)])
-                    yield batch_of(samples, self._schema, self._data.steps, self._data.seed, first)
+                    batch = batch_of(samples, self._schema, self._data.steps, self._data.seed, first)
+                    yield batch if file.labelled else replace(batch, labels=None)
                     first += len(samples)
 
-    def _rows(self, file: Path) -> Iterator[pa.RecordBatch]:
-        source = source_of(file, self._form, self._log, self._schema)
-        log = source.schema
-        check_same(log, self._schema, str(file))
-        source = self._without_absent(file, source)
-        self.labelled &= source.schema.label == log.label
+    def _file(self, file: Path, log: Schema | None) -> _File:
+        source = source_of(file, self._form, log, self._schema)
+        check_same(source.schema, self._schema, str(file))
+        return _File(source.schema, self._without_absent(file, source))
+
+    def _rows(self, file: _File) -> Iterator[pa.RecordBatch]:
+        log, source = file
         if not source.usable(self.bad):
             return
         with tempfile.TemporaryDirectory() as folder:
@@ -77,7 +81,7 @@ class Log:
         """The same file, read without the columns that samples to be scored may lack and that it lacks."""
         if not isinstance(source, ParquetTable | TextTable):  # whose lines have all columns
             return source
-        names, log = _column_names(file), source.schema
+        names, log = _column_names(file, source), source.schema
         absent = {
             role: None
             for role in ("weight", "user", "session", "time")
@@ -87,6 +91,17 @@ class Log:
         if log.label not in names:  # which column it is does not matter to who only reads them
             changed["label"] = (*(f.column for f in log.features), *log.dense)[0]
         return source_of(file, self._form, log.model_copy(update=changed), self._schema)
+
+
+class _File(NamedTuple):
+    """A file of a log: what its columns mean, and how it is read without those that it lacks."""
+
+    log: Schema
+    source: Source
+
+    @property
+    def labelled(self) -> bool:
+        return self.source.schema.label == self.log.label
 
 
 def write_scores(
@@ -146,18 +161,17 @@ def _write(predictor: Predictor, batches: Log | Reader, out: Path, progress: Pro
 
 def _table(batch: Batch, scores: Any, labelled: bool) -> pa.Table:
     columns: dict[str, Any] = {"score": scores}
-    if labelled and batch.labels is not None:
-        columns["label"] = batch.labels.numpy()
+    if labelled:
+        columns["label"] = pa.nulls(len(batch), pa.float32()) if batch.labels is None else batch.labels.numpy()
     if batch.users is not None:
         columns["user"] = batch.users.numpy()
     return pa.table(columns)
 
 
-def _column_names(file: Path) -> list[str]:
-    if file.suffix == ".parquet":
-        try:
-            return list(pq.read_schema(file).names)
-        except (OSError, pa.ArrowException) as error:
-            raise DataError(f"{file} is not a whole Parquet file: {error}.") from None
-    line = first_line(file).removeprefix("\ufeff")
-    return [name.strip().strip('"') for name in line.split("\t" if "\t" in line else ",")]
+def _column_names(file: Path, source: ParquetTable | TextTable) -> Sequence[str]:
+    if isinstance(source, TextTable):
+        return header(file, source.dialect)
+    try:
+        return list(pq.read_schema(file).names)
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{file} is not a whole Parquet file: {error}.") from None

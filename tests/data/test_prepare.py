@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotrow.data import Column, DataSet, Schema, prepare
+from hotrow.data import Column, DataSet, Reader, Schema, prepare
 from hotrow.data.parts import PartWriter
 from hotrow.data.prepare import order
 from hotrow.data.prepare.late import late_rows
@@ -92,6 +92,17 @@ def test_without_a_time_the_last_samples_are_the_last_in_order(tmp_path):
     dataset = prepare(tmp_path / "log.parquet", tmp_path / "out", schema=plain, split="last:0.25")
     assert keys(dataset, "test").tolist() == list(range(75, 100))
     assert dataset.facts["split"] == "samples:75"
+
+
+@pytest.mark.parametrize("odd", ["T", "S", "__TIME", "__ROW"])
+def test_names_that_differ_only_in_case_are_different_columns(tmp_path, odd):
+    table = pa.table({"y": [0.0] * 6, odd: range(100, 94, -1), "t": range(6), "s": [0, 0, 1, 1, 2, 2]})
+    pq.write_table(table, tmp_path / "log.parquet")
+    schema = Schema(label="y", features=(Column(name=odd),), session="s", time="t")
+    dataset = prepare(tmp_path / "log.parquet", tmp_path / "out", schema=schema, split="time:3")
+    assert whole(dataset, "train").column("t").to_pylist() == [0, 1, 2]
+    assert whole(dataset, "test").column(odd).to_pylist() == [97, 96, 95]
+    assert dataset.facts["sessions"] == 4  # the second goes on in test
 
 
 @settings(max_examples=25)
@@ -218,6 +229,12 @@ def test_a_disk_that_fills_up_leaves_nothing_behind(tmp_path, monkeypatch, where
     assert names(tmp_path) == ["log.parquet"]
 
 
+def test_an_output_below_a_file_is_refused_with_a_sentence(tmp_path):
+    log(tmp_path / "log.parquet", 10)
+    with pytest.raises(DataError, match="could not be written: Not a directory"):
+        prepare(tmp_path / "log.parquet", tmp_path / "log.parquet" / "out", schema=SCHEMA)
+
+
 def test_late_samples_are_sorted_set_aside_or_refused(tmp_path):
     columns = {"y": [0.0] * 6, "k": [0, 1, 2, 3, 4, 5], "s": [1, 1, 2, 1, 2, 1], "t": [5, 9, 1, 7, 1, 8]}
     pq.write_table(pa.table(columns), tmp_path / "log.parquet")
@@ -257,6 +274,24 @@ def test_rows_without_a_session_are_refused_set_aside_or_on_their_own(tmp_path):
     assert dataset.facts["taken_as_missing"] == {"s": 2}
 
 
+def test_samples_without_a_session_share_nothing_with_their_neighbours(tmp_path):
+    n = 200
+    table = pa.table({"y": [0.0] * n, "k": range(n), "c": [5] * n, "s": pa.nulls(n, pa.int64()), "t": range(n)})
+    pq.write_table(table, tmp_path / "log.parquet")
+    once = (Repeats(name="g", columns=("c",)),)
+    schema = Schema(label="y", features=(Column(name="k"), Column(name="c")), session="s", time="t", groups=once)
+    dataset = prepare(tmp_path / "log.parquet", tmp_path / "out", schema=schema, split="none", bad="missing")
+    assert dataset.facts["sessions"] == n
+    for profile in (Profile.load(dataset.path / PROFILE), Profile.of(whole(dataset, "train"), dataset.schema)):
+        assert profile.repetition.session_lengths == {1: n} and profile.repetition.groups["g"].rows == n
+    orders = []
+    for epoch in (0, 1):
+        reader = Reader(dataset, "train", n, seed=3)
+        reader.seek(epoch)
+        orders += [batch["k"].values.tolist() for batch in reader]
+    assert orders[0] != orders[1] and all(order != sorted(order) == list(range(n)) for order in orders)
+
+
 def parquet_folder(path, **files):
     path.mkdir()
     for name, columns in files.items():
@@ -294,7 +329,7 @@ def test_empty_files_are_named_or_set_aside(tmp_path):
     good = {"k": [1, 2], "t": [3, 4], "u": [5, 6]}
     empty = pa.table({"y": [0.0], "k": [1], "t": [1], "u": [1]}).slice(0, 0)
     parquet_folder(tmp_path / "log", a=good, b=empty)
-    with pytest.raises(DataError, match=r"b\.parquet has no rows\. .*bad = skip"):
+    with pytest.raises(DataError, match=r"b\.parquet has no rows\. .*--bad skip"):
         prepare(tmp_path / "log", tmp_path / "out", schema=SCHEMA)
     (tmp_path / "log" / "c.parquet").write_bytes(b"")
     dataset = prepare(tmp_path / "log", tmp_path / "out", schema=SCHEMA, bad="skip")
@@ -327,6 +362,17 @@ def test_a_corrupt_page_is_named_or_its_rows_are_set_aside(tmp_path, monkeypatch
     assert dataset.facts["set_aside"]["reasons"] == {"unreadable page": 1000}
 
 
+def test_text_in_parquet_that_is_not_utf8_is_named_or_its_rows_are_set_aside(tmp_path):
+    offsets = np.array([0, 1, 2, 3], np.int32)
+    text = pa.Array.from_buffers(pa.string(), 3, [None, pa.py_buffer(offsets), pa.py_buffer(b"a\xffb")])
+    table = pa.table({"y": [0.0] * 3, "k": text, "t": range(3), "u": range(3)})
+    pq.write_table(table, tmp_path / "log.parquet", row_group_size=1)
+    with pytest.raises(DataError, match=r'rows 2 to 2 \(row group 2\): column "k" cannot be read: .*UTF8'):
+        prepare(tmp_path / "log.parquet", tmp_path / "out", schema=SCHEMA, split="none")
+    dataset = prepare(tmp_path / "log.parquet", tmp_path / "out", schema=SCHEMA, split="none", bad="skip")
+    assert whole(dataset, "train").column("t").to_pylist() == [0, 2]
+
+
 def test_events_of_any_cut_have_the_same_histories(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     lines = [
@@ -344,6 +390,18 @@ def test_events_of_any_cut_have_the_same_histories(tmp_path, monkeypatch):
     for split in ("train", "test"):
         assert whole(one, split).equals(whole(many, split))
     assert (np.diff(whole(one, "train").column("time").to_numpy()) >= 0).all()
+
+
+def test_events_without_a_user_are_refused_set_aside_or_without_a_history(tmp_path):
+    lines = ["user,item,rating,time", "1,10,5,1", ",11,5,2", ",12,5,3", "1,13,1,4", ",14,5,5"]
+    (tmp_path / "log.csv").write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError, match=r'log\.csv:3: column "user" holds nothing; every event needs a user'):
+        prepare(tmp_path / "log.csv", tmp_path / "out", split="none")
+    skipped = prepare(tmp_path / "log.csv", tmp_path / "skipped", split="none", bad="skip")
+    assert whole(skipped, "train").column("history").to_pylist() == [[], [10]]
+    alone = prepare(tmp_path / "log.csv", tmp_path / "alone", split="none", bad="missing")
+    assert whole(alone, "train").column("user").to_pylist() == [1, -1, -1, 1, -1]
+    assert whole(alone, "train").column("history").to_pylist() == [[], [], [], [10], []]
 
 
 def test_real_sessions_stand_together(shared_data, tmp_path):

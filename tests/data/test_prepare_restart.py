@@ -177,6 +177,25 @@ def test_two_commands_never_work_in_one_folder(log, tmp_path, monkeypatch):
     assert made(log, tmp_path / "out").samples("train") > 0
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_command_that_waited_for_another_finds_its_data_set(log, tmp_path, monkeypatch, overwrite):
+    flock = plan.fcntl.flock
+
+    def after_another(handle, operation):
+        monkeypatch.setattr(plan.fcntl, "flock", flock)
+        made(log, tmp_path / "out")  # and deletes the folder whose lock is waited for
+        flock(handle, operation)
+
+    monkeypatch.setattr(plan.fcntl, "flock", after_another)
+    if overwrite:
+        assert made(log, tmp_path / "out", overwrite=True).samples("train") > 0
+    else:
+        with pytest.raises(DataError, match="out is not empty"):
+            made(log, tmp_path / "out")
+    assert DataSet.open(tmp_path / "out").samples("train") > 0
+    assert not (tmp_path / ".out.prepare").exists()
+
+
 def test_workers_memory_and_slices_do_not_change_a_byte(log, tmp_path, monkeypatch):
     made(log, tmp_path / "one", memory="1GiB", workers=1)
     monkeypatch.setattr(source, "SLICE_BYTES", 1)

@@ -1,6 +1,7 @@
 """Each kind of log is read as its description says, and what is wrong in it is refused with its place."""
 
 import gzip
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hotrow.data import Column, Schema, prepare
-from hotrow.data.columns import key_lists, keys, times, weight_lists
+from hotrow.data.columns import floats, key_lists, keys, times, weight_lists
 from hotrow.data.convert import BadRows
 from hotrow.data.schema import hash_text, key_of_text
 from hotrow.data.sources import Avazu, Criteo, Events, find_source, source, text
@@ -308,6 +309,22 @@ def test_a_missing_column_is_named_with_the_nearest(tmp_path):
         prepare(tmp_path / "twice.csv", tmp_path / "out", schema=schema)
 
 
+def test_a_column_that_stands_twice_in_parquet_is_named(tmp_path):
+    twice = pa.Table.from_arrays([pa.array([0.0]), pa.array([1]), pa.array([2])], names=["y", "k", "k"])
+    pq.write_table(twice, tmp_path / "log.parquet")
+    with pytest.raises(DataError, match=r'log\.parquet: there are two columns "k"'):
+        usable(tmp_path / "log.parquet", Schema(label="y", features=(Column(name="k"),)))
+    usable(tmp_path / "log.parquet", Schema(label="y", dense=("y",)))
+
+
+@pytest.mark.parametrize(("name", "value"), [("split", 5), ("facts", [])])
+def test_what_the_maker_of_a_log_says_wrong_is_named(tmp_path, name, value):
+    (tmp_path / "log.csv").write_text("y,k\n1,2\n")
+    (tmp_path / "log.json").write_text(json.dumps({name: value}))
+    with pytest.raises(SettingsError, match=rf"log\.json\.{name}: input should be a valid"):
+        find_source(tmp_path, "table", Schema(label="y", features=(Column(name="k"),)))
+
+
 def test_files_that_are_no_log_are_named(tmp_path):
     schema = Schema(label="y", features=(Column(name="k"),))
     with pytest.raises(DataError, match="There is no .*nowhere"):
@@ -362,8 +379,39 @@ def test_times_are_integers_or_microseconds():
     assert times(pa.array([stamp]))[0].to_pylist() == [1577836800000000]
     assert times(pa.array([stamp.replace(tzinfo=None)], pa.timestamp("ns")))[0].to_pylist() == [1577836800000000]
     assert times(pa.array([stamp.date()]))[0].to_pylist() == [1577836800000000]
-    assert times(pa.array(["-5", "6"]))[0].to_pylist() == [-5, 6]
+    nanoseconds, most = 1_700_000_000_000_000_000, (1 << 63) - 1
+    spelled = times(pa.array(["-5", "+6", f"{nanoseconds}", f"{most}", f"{-most - 1}"]))
+    assert spelled[0].to_pylist() == [-5, 6, nanoseconds, most, -most - 1] and spelled[1] is None
+    assert times(pa.array([f"{most + 1}", f"{-most - 2}", None, "", "0x1", "7"]))[1].tolist() == [True] * 5 + [False]
     assert times(pa.array([3.0, 4.5]))[1].tolist() == [False, True]
+
+
+@pytest.mark.parametrize("cell", ["nan", "-NaN", "nan(1)", "inf", "Infinity", "+1.5", ".5", "5.", "1e400"])
+def test_what_a_number_is_does_not_depend_on_its_neighbours(cell):
+    (alone, wrong), (beside, wrong_beside) = floats(pa.array([cell])), floats(pa.array([cell, "x", " 2"]))
+    assert str(alone[0]) == str(beside[0]) and not wrong[0]
+    assert wrong_beside.tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("log.csv", '\ufeff"y","k","t","x, ""z"""\n1,7,5,1\n'),
+        ("log.tsv", "\ufeffy\tk\tt\n1\t7\t5\n"),
+    ],
+)
+def test_headers_are_read_as_spreadsheets_write_them(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    features = (Column(name="k"), *([Column(name="x", column='x, "z"')] if name == "log.csv" else []))
+    table = prepared(tmp_path / name, tmp_path, schema=Schema(label="y", features=features, time="t"))
+    assert table.select(["y", "k", "t"]).to_pylist() == [{"y": 1.0, "k": 7, "t": 5}]
+
+
+def test_a_byte_order_mark_does_not_hide_what_a_log_is(tmp_path):
+    for name in ("ratings.csv", "avazu.csv"):
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + (SAMPLES / name).read_bytes())
+        marked = prepared(tmp_path / name, tmp_path / f"marked {name}")
+        assert marked.equals(prepared(SAMPLES / name, tmp_path / f"plain {name}"))
 
 
 def test_the_real_criteo_sample_is_refused_at_its_first_odd_cell_or_read_whole(shared_data, tmp_path):

@@ -4,9 +4,10 @@ import json
 import sys
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from hotrow.data import DataSet, DataSetWriter
+from hotrow.data import Column, DataSet, DataSetWriter, Schema, prepare
 from hotrow.data.synth import PRESETS, SynthSettings, generate
 from hotrow.errors import SettingsError
 from hotrow.profile import PROFILE, find_groups
@@ -78,6 +79,18 @@ def test_the_table_is_for_people(folder, call):
     assert "those that would pay" in call(folder / "flat")
     apart = call(folder / "apart")
     assert "sessions" not in apart and "history" in apart
+
+
+def test_samples_that_are_not_clustered_are_said_to_be_in_runs(call, tmp_path):
+    table = pa.table({"y": [0.0] * 6, "k": range(6), "s": [1, 2, 1, 2, 1, 1]})
+    pq.write_table(table, tmp_path / "log.parquet")
+    schema = Schema(label="y", features=(Column(name="k"),), session="s")
+    for cluster, sessions in ((True, 2), (False, 5)):
+        out = tmp_path / f"{cluster}"
+        prepare(tmp_path / "log.parquet", out, schema=schema, split="none", cluster=cluster)
+        data = json.loads(call(out, "--json"))
+        assert (data["clustered"], data["sessions"]) == (cluster, sessions)
+        assert ("not clustered" in call(out)) != cluster
 
 
 @pytest.mark.parametrize("name", ["once", "flat", "apart"])

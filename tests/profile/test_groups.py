@@ -85,6 +85,17 @@ def test_a_list_that_slides_is_told_from_one_that_is_drawn_anew():
     assert {name for group in found for name in group.columns} == {"user", "history", "interests"}
 
 
+def test_a_column_called_as_a_window_stays_with_the_samples():
+    table = planted({"user": 0.0, "history_length": 0.05}, sessions=100)
+    table = table.append_column("history", lists(table.column("session").to_pylist(), 0.3, 20, 0, slide=True))
+    keys = (Column(name="user"), Column(name="history_length"), Column(name="history", kind="keys"))
+    schema = Schema(label="label", session="session", features=keys)
+    found = find_groups(table, schema)
+    assert [(group.columns, group.slides) for group in found] == [(("user", "history"), ("history",))]
+    made = schema.model_copy(update={"groups": found})
+    assert decode(encode(table, made), made).column("history_length").equals(table.column("history_length"))
+
+
 @given(clustered())
 def test_groups_found_can_be_encoded_and_cost_less_than_none(table):
     found = find_groups(table, GROUPED)

@@ -1,9 +1,11 @@
 """What is counted of repetition is what a data set keeps, however the log was divided among those who counted."""
 
+import functools
 import itertools
 import math
 import struct
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -11,8 +13,10 @@ from hypothesis import strategies as st
 
 from clustered import GROUPED, GROUPS, SCHEMA, clustered
 from hotrow.data.dedup import encode
+from hotrow.data.flat import arrow_schema
 from hotrow.errors import DataError
-from hotrow.profile import Repetition, repetition
+from hotrow.profile import Repetition, changes, repetition
+from hotrow.profile.changes import hash_of
 
 NAMES = ["user", "item", "history", "tags", "words", "age", "price"]
 
@@ -114,6 +118,19 @@ def test_without_a_session_nothing_repeats():
     found = Repetition.of(table, schema)
     assert (found.sessions, found.columns["user"].unchanged, found.exact_share) == (4, 0, 0.0)
     assert Repetition.of(table.slice(0, 0), schema).samples == 0
+
+
+def test_samples_without_a_session_are_looked_at_by_chance_and_alike_however_they_are_divided(monkeypatch):
+    monkeypatch.setattr(changes, "LOOKED", 500)
+    n = 2000
+    flat = {f.name: pa.array([[]] * n if pa.types.is_list(f.type) else [0] * n, f.type) for f in arrow_schema(SCHEMA)}
+    table = pa.table(flat | {"user": range(n), "session": [-1 if i % 2 else i for i in range(n)]})
+    whole = Repetition.of(table, SCHEMA)
+    assert whole.session_lengths == {1: n} and 200 < len(whole.changes) <= 500
+    known = set(hash_of(np.arange(0, n, 2), np.zeros(n // 2, np.int64)).tolist())
+    assert 0.4 < len(known & set(whole.changes.hashes.tolist())) / len(whole.changes) < 0.6
+    parts = [Repetition.of(table.slice(at, 300), SCHEMA) for at in range(0, n, 300)]
+    same_counts(functools.reduce(Repetition.merge, parts), whole)
 
 
 def test_counts_of_other_columns_or_groups_do_not_merge():

@@ -6,6 +6,8 @@ cell that cannot be used is decided in `convert`; here it gets the value that st
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,7 +17,9 @@ from hotrow.data.schema import MISSING, Column, key_of_text
 
 Mask = NDArray[np.bool_]
 Made = tuple[pa.Array, Mask | None]
-_NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
+_NUMBER = r"^\s*[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|(?i:nan(\(\w*\))?|inf(inity)?))\s*$"
+"""What Arrow's cast takes, and spaces around it."""
+_LEAST, _MOST = (pa.scalar(Decimal(bound), pa.decimal128(19)) for bound in (-(1 << 63), (1 << 63) - 1))
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -80,7 +84,7 @@ def keys(array: pa.Array) -> Made:
     return pa.array(np.full(len(array), MISSING)), np.ones(len(array), dtype=bool)
 
 
-def sessions(array: pa.Array) -> Made:
+def present_keys(array: pa.Array) -> Made:
     """Keys; a row that has none is at fault."""
     made, wrong = keys(array)
     none = made.to_numpy() == MISSING
@@ -103,8 +107,10 @@ def times(array: pa.Array) -> Made:
         stamps = pc.cast(array, pa.timestamp("us", getattr(kind, "tz", None)), safe=False)
         array = pc.cast(stamps, pa.int64())
     elif _is_text(kind):
-        fits = pc.fill_null(pc.match_substring_regex(array, r"^[+-]?\d{1,18}$"), False)
-        array = pc.cast(pc.if_else(fits, array, None), pa.int64())
+        fits = pc.match_substring_regex(array, r"^[+-]?\d{1,19}$")
+        wide = pc.cast(pc.if_else(fits, array, None), pa.decimal128(19))  # of which not all are an int64
+        fits = pc.and_(pc.less_equal(wide, _MOST), pc.greater_equal(wide, _LEAST))
+        array = pc.cast(pc.if_else(fits, wide, None), pa.int64())
     elif pa.types.is_floating(kind):
         values = array.to_numpy(zero_copy_only=False)
         whole = (np.abs(values) <= 2.0**53) & (values == np.floor(values))

@@ -49,7 +49,7 @@ class BadRows:
     def refuse_or_skip(self, sentence: Callable[[int], str], count: int, reason: str, shown: int | None = None) -> None:
         """Raises the first sentence, or sets `count` rows aside and keeps some of the `shown` sentences as examples."""
         if self.policy != "skip":
-            raise DataError(f"{sentence(0)} Mend it, or set such rows aside with bad = skip.")
+            raise DataError(f"{sentence(0)} Mend it, or set such rows aside: --bad skip.")
         self.reasons[reason] = self.reasons.get(reason, 0) + count
         room = max(0, _KEPT_EXAMPLES - len(self.examples))
         self.examples += [sentence(i) for i in range(min(count if shown is None else shown, room))]
@@ -57,7 +57,7 @@ class BadRows:
     def refuse_or_skip_file(self, sentence: str, rows: int, reason: str) -> None:
         """Raises the sentence, or sets a whole file of so many rows aside."""
         if self.policy != "skip":
-            raise DataError(f"{sentence} Mend or remove it, or set it aside with bad = skip.")
+            raise DataError(f"{sentence} Mend or remove it, or set it aside: --bad skip.")
         self.files.append(sentence)
         if rows:
             self.reasons[reason] = self.reasons.get(reason, 0) + rows
@@ -171,7 +171,7 @@ def convert(chunk: Chunk, log: Schema, prepared: Schema, bad: BadRows) -> pa.Rec
     if log.user is not None and prepared.user is not None:
         checked.put(prepared.user, log.user, columns.keys(chunk.column(log.user)), _KEY, may_miss=True)
     if log.session is not None and prepared.session is not None:
-        made = columns.sessions(chunk.column(log.session))
+        made = columns.present_keys(chunk.column(log.session))
         checked.put(prepared.session, log.session, made, _SESSION, may_miss=True)
     if log.time is not None and prepared.time is not None:
         made = columns.times(chunk.column(log.time))

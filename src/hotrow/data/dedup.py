@@ -189,9 +189,9 @@ def _raise(table: pa.Table, column: str, by: int) -> pa.Table:
 
 
 def session_begins(sessions: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which samples begin a session, where those of a session stand together."""
+    """Which samples begin a session, where those of a session stand together; one without a session is one alone."""
     begins = np.ones(len(sessions), dtype=bool)
-    begins[1:] = sessions[1:] != sessions[:-1]
+    begins[1:] = (sessions[1:] != sessions[:-1]) | (sessions[1:] == MISSING)
     return begins
 
 

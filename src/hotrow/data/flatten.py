@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -59,7 +60,8 @@ def flatten(
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{out} could not be written: {error}. Nothing of it was left behind.") from error
     finally:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink()
     return {
         "path": str(out),
         "splits": list(splits),

@@ -39,7 +39,9 @@ class Follow(Settings):
     """
 
     path: str = Field(min_length=1, description='a folder that files are put into, or "kafka://HOST:PORT/TOPIC"')
-    format: Format = Field("auto", description="criteo, avazu, events or table; found out by its first line if not given")
+    format: Format = Field(
+        "auto", description="criteo, avazu, events or table; found out by its first line if not given"
+    )
     columns: Path | None = Field(
         None, description="a schema that says what the log's columns mean; the log's own, or the data set's"
     )

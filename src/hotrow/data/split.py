@@ -105,4 +105,6 @@ def parse_split(text: str) -> AnySplit:
         split: AnySplit = TypeAdapter(Split).validate_python(given)
         return split
     except ValidationError as error:
-        raise SettingsError(f'The split "{text}" is not possible: {error.errors()[0]["msg"]}.') from None
+        raise SettingsError(
+            f'The split "{text}" is not possible: {error.errors()[0]["msg"]}. Write one of: {", ".join(_FORMS)}.'
+        ) from None

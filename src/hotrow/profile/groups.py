@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from hotrow.data.dedup import window_names
 from hotrow.data.schema import Repeats, Schema
 from hotrow.profile.repetition import Repetition
 
@@ -162,13 +163,16 @@ def _taken_in(groups: list[list[int]], rest: Iterable[int], columns: _Columns) -
 
 
 def _named(groups: list[list[int]], columns: _Columns, schema: Schema) -> tuple[Repeats, ...]:
+    """The groups, less columns that are called as the windows of one that slides beside them."""
     taken = {*schema.prepared().columns, *columns.names}
     found = []
     for group in groups:
-        members = tuple(columns.names[c] for c in group)
+        windows = {name for c in group if columns.slides[c] for name in window_names(columns.names[c])}
+        kept = [c for c in group if columns.names[c] not in windows]
+        members = tuple(columns.names[c] for c in kept)
         name = _name(members, taken)
         taken.add(name)
-        slides = tuple(columns.names[c] for c in group if columns.slides[c])
+        slides = tuple(columns.names[c] for c in kept if columns.slides[c])
         found.append(Repeats(name=name, columns=members, slides=slides))
     return tuple(found)
 

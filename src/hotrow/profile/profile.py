@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
+from hotrow.data.dedup import session_begins
 from hotrow.data.folder import NewFolder
 from hotrow.data.schema import MISSING, Column, Schema
 from hotrow.errors import DataError, SettingsError, nearest
@@ -212,9 +213,7 @@ def _whole_sessions(tables: Iterable[pa.Table], schema: Schema) -> Iterator[pa.T
             waiting = None
             yield table
             continue
-        sessions = table.column(schema.session).to_numpy()
-        others = np.flatnonzero(sessions != sessions[-1])
-        last = int(others[-1]) + 1 if len(others) else 0
+        last = int(np.flatnonzero(session_begins(table.column(schema.session).to_numpy()))[-1])
         waiting = table.slice(last)
         if last:
             yield table.slice(0, last)

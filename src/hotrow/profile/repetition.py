@@ -4,7 +4,7 @@ Taken from clustered samples: whole sessions, all samples of a session neighbour
 it counts values, samples unchanged from the one before them in their session, values of those, samples that
 slid (`neighbours`) and the values of theirs that stood before; of all columns a sample of changes (`changes`),
 from which groups are found; and for the groups of the schema, if it has some, exactly what they keep. Without a
-session every sample is its own.
+session column every sample is its own session, and so is one whose session is missing.
 
 Memory is a few columns of 32k samples, or of the longest session. On one core about 150 million values a second.
 """
@@ -18,10 +18,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from hotrow.data.dedup import session_begins
-from hotrow.data.schema import Repeats, Schema
+from hotrow.data.mix import mix64
+from hotrow.data.schema import MISSING, Repeats, Schema
 from hotrow.errors import DataError
 from hotrow.profile.changes import Changes, hash_of
 from hotrow.profile.neighbours import Ints, Mask, Values
@@ -83,8 +85,7 @@ class Repetition:
         )
         sessions = _sessions(samples, schema)
         begins = session_begins(sessions)
-        steps = np.arange(len(sessions)) - np.maximum.accumulate(np.where(begins, np.arange(len(sessions)), 0))
-        hashes = hash_of(sessions, steps)
+        hashes = hash_of(sessions, _steps(samples, sessions, begins))
         for rows in _chunks(begins):
             part = samples.slice(rows.start, rows.stop - rows.start)
             found = found.merge(_count(part, begins[rows], hashes[rows], schema, found.changes.halvings))
@@ -218,6 +219,21 @@ def _sessions(samples: pa.Table, schema: Schema) -> Ints:
         return np.arange(len(samples), dtype=np.int64)
     sessions: Ints = samples.column(schema.session).to_numpy()
     return sessions
+
+
+def _steps(samples: pa.Table, sessions: Ints, begins: Mask) -> Ints:
+    """The place of each sample in its session; those without a session are told apart by the numbers they hold."""
+    places = np.arange(len(sessions))
+    steps: Ints = places - np.maximum.accumulate(np.where(begins, places, 0))
+    alone = np.flatnonzero(sessions == MISSING)
+    if len(alone):
+        held = np.zeros(len(alone), np.uint64)
+        for column in samples.columns:
+            if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+                values = pc.fill_null(column, 0).to_numpy()[alone]
+                held = mix64(held ^ values.view(f"u{values.itemsize}").astype(np.uint64))
+        steps[alone] = held.view(np.int64)
+    return steps
 
 
 def _histogram(lengths: Ints) -> dict[int, int]:

@@ -1,7 +1,8 @@
 """What `hotrow profile` says of a data set, as plain data: the same for the table, the picture and `--json`.
 
 Where the data set keeps nothing once, the groups are those that `find_groups` would make, so that one sees what
-preparing the log with sessions would bring.
+preparing the log with sessions would bring. Samples that were not clustered are counted as they stand: what is called a
+session is then a run of neighbours of one.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def summarise(
         "bytes": sum(part.bytes for part in dataset.parts(split)),
         "samples": found.samples,
         "sessions": found.sessions if schema.session is not None else None,
+        "clustered": dataset.facts.get("clustered", True),
         "samples_per_session": found.samples_per_session,
         "session_lengths": {str(length): count for length, count in found.session_lengths.items()},
         "batch_size": batch_size,

@@ -16,7 +16,6 @@ nothing is routed. The work folder, beside the output, takes about twice the log
 from __future__ import annotations
 
 import errno
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -82,18 +81,24 @@ def prepare(
     plan = _plan(log, split, bad, late, cluster, dedup, limits)
     plan = plan.model_copy(update={"row_group": row_group, "part": part})
     work = Work.beside(out)
-    if work.placed(plan, out / MANIFEST):  # it was killed while cleaning up
-        shutil.rmtree(work.path)
-        return DataSet.open(out)
-    refuse_in_use(out, MANIFEST, overwrite)
+    _placed(work, plan, out, overwrite)  # before anything is written
     with work.locked() as lock:
-        if said := work.begin(plan):
-            progress.say(said)
         with _nothing_left_behind(work, out):
-            run_stages(work, _engine(engine, limits, lock), progress)
-            work.place(out)
-        shutil.rmtree(work.path)
+            if not _placed(work, plan, out, overwrite):  # others may have come first
+                if said := work.begin(plan):
+                    progress.say(said)
+                run_stages(work, _engine(engine, limits, lock), progress)
+                work.place(out)
+        work.remove()
     return DataSet.open(out)
+
+
+def _placed(work: Work, plan: Plan, out: Path, overwrite: bool) -> bool:
+    """Whether all is done but the cleaning up, in which it was killed; refuses an `out` that is in use."""
+    if work.placed(plan, out / MANIFEST):
+        return True
+    refuse_in_use(out, MANIFEST, overwrite)
+    return False
 
 
 @contextmanager
@@ -104,12 +109,12 @@ def _nothing_left_behind(work: Work, out: Path) -> Iterator[None]:
     except TaskLost:
         raise
     except HotrowError:
-        shutil.rmtree(work.path, ignore_errors=True)
+        work.remove()
         raise
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
             raise
-        shutil.rmtree(work.path, ignore_errors=True)
+        work.remove()
         raise cannot_write(out, error) from error
 
 

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hotrow.data.parts import ROW_GROUP
-from hotrow.data.prepare.duck import Share, duckdb, parquet, quoted, stream
+from hotrow.data.prepare.duck import Share, duckdb, parquet, stream
 from hotrow.data.prepare.plan import Plan, Work
-from hotrow.data.prepare.spool import CHOSEN, PACKING, ROW, SHIFT, slices_of, spooled
+from hotrow.data.prepare.spool import CHOSEN, PACKING, ROW, SESSION, SHIFT, TIME, slices_of, spooled
 from hotrow.data.schema import MISSING, Schema
 from hotrow.data.split import AfterSamples, AnySplit, FromTime, Last, Users, parse_split
 from hotrow.errors import DataError
@@ -73,15 +73,14 @@ class Test(Settings):
     row: int | None = None
     chosen: bool = False
 
-    def sql(self, schema: Schema) -> str:
+    def sql(self) -> str:
         """In a query."""
-        time = quoted(schema.time or "")
         if self.chosen:
             return CHOSEN
         if self.time is not None and self.row is not None:
-            return f"(({time}, {ROW}) >= ({self.time}, {self.row}))"
+            return f"(({TIME}, {ROW}) >= ({self.time}, {self.row}))"
         if self.time is not None:
-            return f"({time} >= {self.time})"
+            return f"({TIME} >= {self.time})"
         return "false" if self.row is None else f"({ROW} >= {self.row})"
 
     def mask(self, samples: pa.Table, schema: Schema) -> NDArray[np.bool_]:
@@ -129,7 +128,7 @@ def begins(work: Work, share: Share) -> dict[str, Any]:
     with duckdb(share, work.path) as db:
         split = _settled(plan, parse_split(plan.split), rows, log, db)
         is_test = _test(plan, split, rows, log, db)
-        test = is_test.sql(plan.samples)
+        test = is_test.sql()
         totals = dict(db.sql(f"SELECT {test}, count(*) FROM {log} GROUP BY ALL").fetchall())
         cut = _Cut({name: totals.get(name, 0) for name in (False, True)}, most, _LOOK_BYTES // each)
         if plan.clustered:
@@ -151,9 +150,9 @@ def begins(work: Work, share: Share) -> dict[str, Any]:
     return found.model_dump()
 
 
-def _time(plan: Plan) -> str:
+def time_of(plan: Plan) -> str:
     """What samples of a session are ordered by."""
-    return quoted(plan.samples.time) if plan.samples.time is not None else ROW
+    return TIME if plan.samples.time is not None else ROW
 
 
 def _settled(plan: Plan, split: AnySplit, rows: NDArray[np.int64], log: str, db: Any) -> AnySplit:
@@ -164,7 +163,7 @@ def _settled(plan: Plan, split: AnySplit, rows: NDArray[np.int64], log: str, db:
     first = samples - round(samples * split.value)
     if plan.samples.time is None or first >= samples:
         return AfterSamples(value=first)
-    ((time,),) = db.sql(f"SELECT {_time(plan)} FROM {log} ORDER BY 1 LIMIT 1 OFFSET {first}").fetchall()
+    ((time,),) = db.sql(f"SELECT {time_of(plan)} FROM {log} ORDER BY 1 LIMIT 1 OFFSET {first}").fetchall()
     return FromTime(value=time)
 
 
@@ -177,7 +176,7 @@ def _test(plan: Plan, split: AnySplit, rows: NDArray[np.int64], log: str, db: An
     if not isinstance(split, AfterSamples) or split.value >= rows.sum():
         return Test()
     if plan.by_time:  # the first samples are the first in time
-        at = db.sql(f"SELECT {_time(plan)}, {ROW} FROM {log} ORDER BY ALL LIMIT 1 OFFSET {split.value}").fetchall()
+        at = db.sql(f"SELECT {time_of(plan)}, {ROW} FROM {log} ORDER BY ALL LIMIT 1 OFFSET {split.value}").fetchall()
         return Test(time=at[0][0], row=at[0][1])
     before = np.concatenate([[0], np.cumsum(rows)])
     slice_ = int(np.searchsorted(before, split.value, side="right")) - 1
@@ -234,10 +233,10 @@ class _Cut:
 
 def _sessions(plan: Plan, log: str, test: str, db: Any, cut: _Cut, path: Path) -> int:
     """Writes where each session begins; a sample without one is a session of its own. How many there are."""
-    time, session = _time(plan), quoted(plan.samples.session or "")
+    time = time_of(plan)
     query = f"""
-        SELECT {test} AS test, {session} AS session,
-               CASE WHEN {session} = {MISSING} THEN {ROW} ELSE 0 END AS alone,
+        SELECT {test} AS test, {SESSION} AS session,
+               CASE WHEN {SESSION} = {MISSING} THEN {ROW} ELSE 0 END AS alone,
                min({time}) AS begin, min({ROW}) AS first, max({time}) AS last, count(*) AS rows
         FROM {log} GROUP BY ALL ORDER BY test, begin, first"""
     beside, count = path.with_name(f".{path.name}"), 0
@@ -265,7 +264,7 @@ def _larger(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
 
 
 def _times(plan: Plan, log: str, test: str, db: Any, cut: _Cut) -> int:
-    query = f"SELECT {test} AS test, {_time(plan)} AS begin, count(*) AS rows FROM {log} GROUP BY ALL ORDER BY ALL"
+    query = f"SELECT {test} AS test, {time_of(plan)} AS begin, count(*) AS rows FROM {log} GROUP BY ALL ORDER BY ALL"
     for batch in _larger(stream(db, query), _SESSIONS_A_GROUP):
         cut.take(*(batch.column(name).to_numpy(zero_copy_only=False) for name in ("test", "rows", "begin")))
     return 0

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from hotrow.data.convert import BadRows
 from hotrow.data.dataset import write_manifest
+from hotrow.data.dedup import session_begins
 from hotrow.data.parts import ROW_GROUP, Part, PartWriter
 from hotrow.data.prepare.begins import LOOK_SAMPLES, Ahead, begins_of
 from hotrow.data.prepare.duck import Share, room
@@ -117,9 +118,7 @@ def _whole_sessions(tables: Iterator[pa.Table], schema: Schema, rows: int) -> It
         whole = pa.concat_tables(waiting)
         cut = len(whole)
         if schema.session is not None and held < 4 * rows:
-            sessions = whole.column(schema.session).to_numpy()
-            others = np.flatnonzero(sessions != sessions[-1])
-            cut = int(others[-1]) + 1 if len(others) else 0
+            cut = int(np.flatnonzero(session_begins(whole.column(schema.session).to_numpy()))[-1])
         if cut:
             yield whole.slice(0, cut)
         waiting = [whole.slice(cut)]
@@ -143,6 +142,8 @@ def finish(work: Work) -> dict[str, Any]:
         late = sum(result["late"] for result in results)
         if late:
             facts["late"] = {"samples": late, "were": "set aside" if plan.late == "skip" else "sorted by time"}
+    elif plan.samples.session is not None:
+        facts["clustered"] = False
     _merge_profiles(work, splits["train"])
     write_manifest(work.data, _prepared(work), splits, facts)
     return {}

@@ -67,11 +67,6 @@ def stream(connection: Any, query: str, rows: int = 1 << 13) -> Iterator[pa.Reco
     yield from connection.sql(query).to_arrow_reader(rows)
 
 
-def quoted(name: str) -> str:
-    """A column's name in a query."""
-    return '"' + name.replace('"', '""') + '"'
-
-
 def parquet(files: Sequence[Path]) -> str:
     """Parquet files as a table of a query."""
     listed = ", ".join("'" + str(file).replace("'", "''") + "'" for file in files)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from hotrow.data.dedup import session_begins
 from hotrow.data.flat import arrow_schema
 from hotrow.data.prepare.begins import begins_of
 from hotrow.data.prepare.plan import Work
@@ -69,9 +70,8 @@ def _parts(work: Work, test: NDArray[np.bool_], time: NDArray[np.int64]) -> NDAr
 
 
 def _starts(users: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each event, sorted by user, where the user's events begin."""
-    first = np.append(True, users[1:] != users[:-1])[: len(users)]
-    return np.maximum.accumulate(np.where(first, np.arange(len(users)), 0))
+    """For each event, sorted by user, where the user's events begin; one without a user is nobody else's."""
+    return np.maximum.accumulate(np.where(session_begins(users), np.arange(len(users)), 0))
 
 
 def before(items: NDArray[np.int64], starts: NDArray[np.int64], at: NDArray[np.int64], length: int) -> pa.ListArray:

@@ -16,7 +16,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
@@ -24,6 +24,7 @@ from uuid import uuid4
 from pydantic import Field
 
 from hotrow.data.convert import BadPolicy
+from hotrow.data.folder import cannot_write
 from hotrow.data.schema import Schema
 from hotrow.data.sources import SourceSettings
 from hotrow.errors import DataError
@@ -140,13 +141,34 @@ class Work:
     @contextmanager
     def locked(self) -> Iterator[int]:
         """Keeps others out; gives the handle of the lock, which workers inherit so that it lasts as long as they."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT)
+        until = time.monotonic() + _PATIENCE  # workers of a command that was just killed may need a moment to notice
+        while (handle := self._lock()) is None:
+            if time.monotonic() > until:
+                raise DataError(f"Another prepare is at work in {self.path}. Wait for it, or stop it.")
+            time.sleep(0.05)
         try:
-            _take(handle, self.path)
             yield handle
         finally:
             os.close(handle)
+
+    def _lock(self) -> int | None:
+        """The handle of the lock; None if others have it, or if it went away with a folder that they deleted."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+        try:
+            handle = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(handle), (self.path / _LOCK).stat()):
+                return handle
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        os.close(handle)
+        return None
 
     def begin(self, plan: Plan) -> str | None:
         """Goes on with what is there if it was begun by the same plan, else starts anew; a sentence if it matters."""
@@ -204,15 +226,11 @@ class Work:
             if path.name != _LOCK:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
-
-def _take(handle: int, path: Path) -> None:
-    """Workers of a command that was just killed may need a moment to notice."""
-    until = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > until:
-                raise DataError(f"Another prepare is at work in {path}. Wait for it, or stop it.") from None
-            time.sleep(0.05)
+    def remove(self) -> None:
+        """Deletes the folder: what says that all is done after the rest, and last the lock, which keeps others out."""
+        order = ("done", PLAN, _LOCK)
+        for path in sorted(self.path.glob("*"), key=lambda path: path.name in order and order.index(path.name) + 1):
+            with suppress(OSError):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        with suppress(OSError):  # others may have made a lock of their own by now
+            self.path.rmdir()

@@ -20,10 +20,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from hotrow.data.mix import mix64
-from hotrow.data.prepare.begins import begins_of
-from hotrow.data.prepare.duck import Share, duckdb, parquet, quoted, room, stream
+from hotrow.data.prepare.begins import begins_of, time_of
+from hotrow.data.prepare.duck import Share, duckdb, parquet, room, stream
 from hotrow.data.prepare.plan import Work
-from hotrow.data.prepare.spool import PACKING, ROW, Report, slices_of, spooled
+from hotrow.data.prepare.spool import PACKING, ROW, SESSION, TIME, Report, slices_of, spooled
 from hotrow.data.schema import MISSING
 from hotrow.files import flush
 
@@ -86,7 +86,8 @@ def _held(files: list[Path], size: int) -> Iterator[pa.Table]:
     for file in files:
         with pq.ParquetFile(file) as source:
             for group in range(source.num_row_groups):
-                waiting.append(source.read_row_group(group, use_threads=False))
+                table = source.read_row_group(group, use_threads=False)
+                waiting.append(table.select([name for name in table.column_names if name not in (TIME, SESSION)]))
                 if sum(table.nbytes for table in waiting) >= size:
                     yield pa.concat_tables(waiting)
                     waiting = []
@@ -108,14 +109,12 @@ class _Parts:
     @staticmethod
     def _query(work: Work, log: str, db: Any) -> str:
         """Sessions stand in order of their beginning: only those open at the time of these samples are read."""
-        plan = work.plan
-        session = quoted(plan.samples.session or "")
-        time = quoted(plan.samples.time) if plan.samples.time is not None else ROW
+        time, test = time_of(work.plan), begins_of(work).test.sql()
         ((least, most),) = db.sql(f"SELECT min({time}), max({time}) FROM {log}").fetchall()
         return f"""
             SELECT s.part, s.begin, s.first
-            FROM (SELECT {session} AS session, {ROW} AS row, {begins_of(work).test.sql(plan.samples)} AS test,
-                         CASE WHEN {session} = {MISSING} THEN {ROW} ELSE 0 END AS alone FROM {log}) p
+            FROM (SELECT {SESSION} AS session, {ROW} AS row, {test} AS test,
+                         CASE WHEN {SESSION} = {MISSING} THEN {ROW} ELSE 0 END AS alone FROM {log}) p
             JOIN (SELECT * FROM {parquet([work.path / "sessions.parquet"])} WHERE begin <= {most} AND last >= {least}) s
             USING (session, test, alone) ORDER BY p.row"""
 
@@ -126,13 +125,14 @@ class _Parts:
 
 
 class _Buckets:
-    """The bucket of the user of each event."""
+    """The bucket of the user of each event; those without a user, who need not be together, go to all buckets."""
 
     def __init__(self, work: Work) -> None:
         self._user, self._count = work.plan.samples.user, begins_of(work).buckets
 
     def take(self, samples: pa.Table) -> tuple[Ints, dict[str, Ints]]:
-        hashed = mix64(samples.column(self._user).to_numpy().view(np.uint64))
+        users, rows = (samples.column(name).to_numpy() for name in (self._user, ROW))
+        hashed = mix64(np.where(users == MISSING, rows, users).view(np.uint64))
         return (hashed % np.uint64(self._count)).astype(np.int64), {}
 
 

@@ -1,8 +1,9 @@
 """The first tasks: packed files unpacked, slices of the log converted to samples in the spool.
 
 A spool file is Parquet with the columns of the data set and `__row`: the number of the slice above, the number of the
-sample in it below, so samples sort as they stood in the log though nobody has counted them yet. Packed by LZ4: it is
-written once and read twice, and then it goes.
+sample in it below, so samples sort as they stood in the log though nobody has counted them yet. What queries ask for
+stands in columns of its own, before all others: DuckDB takes `Time` and `time` for one column, the first of them.
+Packed by LZ4: it is written once and read twice, and then it goes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from hotrow.data.sources.text import unpack
 from hotrow.data.split import Users, parse_split
 from hotrow.files import flush
 
-ROW, CHOSEN = "__row", "__chosen"
+ROW, TIME, SESSION, CHOSEN = "__row", "__time", "__session", "__chosen"
 SHIFT = 32
 """Bits of `__row` that number the samples of a slice."""
 
@@ -65,18 +66,25 @@ def convert_slice(work: Work, number: int, report: Report) -> dict[str, Any]:
     with whole(spooled(work, number), _columns(prepared, isinstance(division, Users))) as add:
         for chunk in source.chunks(slices_of(work)[number], bad):
             samples = convert(chunk, log, prepared, bad)
-            columns = [*samples.columns, pa.array(np.arange(rows, rows + len(samples)) + (number << SHIFT))]
+            columns = [pa.array(np.arange(rows, rows + len(samples)) + (number << SHIFT))]
+            columns += [samples.column(name) for name in _asked_for(prepared).values()]
             if isinstance(division, Users):
                 columns.append(pa.array(division.chosen(samples, prepared)))
             rows, size = rows + len(samples), size + samples.nbytes
-            add(columns)
+            add([*columns, *samples.columns])
             report(len(samples), chunk.bytes)
     return {"rows": rows, "bytes": size, "found": bad.found()}
 
 
 def _columns(prepared: Schema, chosen: bool) -> pa.Schema:
-    columns = arrow_schema(prepared).append(pa.field(ROW, pa.int64()))
-    return columns.append(pa.field(CHOSEN, pa.bool_())) if chosen else columns
+    fields = [pa.field(name, pa.int64()) for name in (ROW, *_asked_for(prepared))]
+    fields += [pa.field(CHOSEN, pa.bool_())] if chosen else []
+    return pa.schema([*fields, *arrow_schema(prepared)])
+
+
+def _asked_for(schema: Schema) -> dict[str, str]:
+    """The columns that queries ask for, by the names they have there."""
+    return {name: column for name, column in ((TIME, schema.time), (SESSION, schema.session)) if column is not None}
 
 
 @contextmanager

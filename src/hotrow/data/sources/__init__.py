@@ -16,10 +16,10 @@ from hotrow.data.sources.avazu import Avazu
 from hotrow.data.sources.criteo import Criteo
 from hotrow.data.sources.events import Events, looks_like_events
 from hotrow.data.sources.source import Slice, Source, files_of
-from hotrow.data.sources.tabular import SCHEMAS, ParquetTable, TextTable, known_of, schema_of, table_files
+from hotrow.data.sources.tabular import LOG, SCHEMAS, ParquetTable, TextTable, known_of, schema_of, table_files
 from hotrow.data.sources.text import first_line
 from hotrow.errors import DataError, SettingsError
-from hotrow.settings import Settings
+from hotrow.settings import Settings, parse
 
 __all__ = [
     "Avazu",
@@ -78,13 +78,11 @@ def find_source(
         raise SettingsError(f"A log in the format {kind} has its own schema; give a schema only with format = table.")
     if kind != "table":
         files = tuple(str(file.absolute()) for file in files_of(path))
-        return SourceSettings(kind=kind, files=files, threshold=threshold, history=history)
+        return parse(SourceSettings, {"kind": kind, "files": files, "threshold": threshold, "history": history})
     files = tuple(str(file.absolute()) for file in table_files(path))
-    known = known_of(path)
     columns = schema if schema is not None else schema_of(path)
-    return SourceSettings(
-        kind="table", files=files, columns=columns, split=known.get("split"), facts=known.get("facts", {})
-    )
+    known = {name: value for name, value in known_of(path).items() if name in ("split", "facts")}
+    return parse(SourceSettings, {"kind": "table", "files": files, "columns": columns, **known}, str(path / LOG))
 
 
 def kind_of(path: Path, schema: Schema | None) -> Literal["criteo", "avazu", "events", "table"]:

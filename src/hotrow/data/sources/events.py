@@ -1,7 +1,8 @@
 """Logs of what users did with items, MovieLens-like: user, item, rating, time.
 
 A rating of at least `threshold` is the label 1. Each event gets the user's history: the last `history` items
-before it, by time (events of the same second in the order of the file). Events come out in order of time.
+before it, by time (events of the same second in the order of the file). Events come out in order of time. One without
+a user is at fault; taken as missing, it has no history and stands in nobody's.
 
 A history needs a user's events together, so it is not made while the log is read: `prepare` routes the converted events
 to buckets of users, each small enough to be held in memory, and makes the histories there (`prepare/histories.py`).
@@ -17,9 +18,9 @@ import pyarrow as pa
 
 from hotrow.data import columns
 from hotrow.data.convert import BadRows, Checked, Chunk
-from hotrow.data.schema import Column, Schema
+from hotrow.data.schema import MISSING, Column, Schema
 from hotrow.data.sources.source import Slice
-from hotrow.data.sources.text import Dialect, TextSource, first_line, read_text
+from hotrow.data.sources.text import Dialect, TextSource, first_line, header, read_text
 from hotrow.errors import DataError, nearest
 
 _NAMES = {
@@ -28,6 +29,7 @@ _NAMES = {
     "rating": ("rating", "score", "stars"),
     "time": ("time", "timestamp", "unixtime", "date"),
 }
+_USER = f"every event needs a user, an integer or a text, and {MISSING} stands for none"
 
 
 class Events(TextSource):
@@ -52,10 +54,9 @@ class Events(TextSource):
 
     def _typed(self, chunk: Chunk, bad: BadRows) -> Chunk:
         checked = Checked(chunk, bad)
-        for role in ("user", "item"):
-            keys = columns.keys(chunk.column(self._names[role]))
-            checked.put(role, self._names[role], keys, "a key is an integer or a text", may_miss=True)
-        rating, time = self._names["rating"], self._names["time"]
+        user, item, rating, time = (self._names[role] for role in _NAMES)
+        checked.put("user", user, columns.present_keys(chunk.column(user)), _USER, may_miss=True)
+        checked.put("item", item, columns.keys(chunk.column(item)), "a key is an integer or a text", may_miss=True)
         values, _ = columns.floats(chunk.column(rating))
         liked = pa.array((values >= self.threshold).astype(np.float32))
         wrong = ~np.isfinite(values)
@@ -81,15 +82,14 @@ def _dialect(file: Path) -> tuple[Dialect, dict[str, str]]:
     for delimiter in ("::", "\t"):
         if delimiter in line and looks_like_events(line):
             return Dialect(delimiter, tuple(_NAMES)), plain
-    delimiter = "\t" if "\t" in line else ","
-    header = [name.strip().strip('"') for name in line.split(delimiter)]
-    names = {}
+    dialect, names = Dialect("\t" if "\t" in line else ",", quoted=True), {}
+    given = header(file, dialect)
     for role, known in _NAMES.items():
-        found = [name for name in header if name.lower() in known]
+        found = [name for name in given if name.lower() in known]
         if not found:
             raise DataError(
                 f"{file}:1: there is no column for the {role}; looked for {', '.join(known)}."
-                f"{nearest(role, header)} Other logs are read through a schema."
+                f"{nearest(role, given)} Other logs are read through a schema."
             )
         names[role] = found[0]
-    return Dialect(delimiter, quoted=True), names
+    return dialect, names

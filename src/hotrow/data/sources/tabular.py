@@ -22,7 +22,7 @@ from hotrow.data.convert import BadRows, Chunk
 from hotrow.data.schema import Schema
 from hotrow.data.sources import source
 from hotrow.data.sources.source import CHUNK_BYTES, CHUNK_ROWS, Pieces, Slice, Source, files_of
-from hotrow.data.sources.text import TEXT_ENDINGS, Dialect, TextSource, first_line, read_text
+from hotrow.data.sources.text import TEXT_ENDINGS, Dialect, TextSource, first_line, header, read_text
 from hotrow.errors import DataError, SettingsError, nearest
 
 LOG = "log.json"
@@ -73,8 +73,7 @@ class TextTable(TextSource):
     def usable(self, bad: BadRows) -> tuple[Path, ...]:
         files = super().usable(bad)
         for file in files:
-            names = [n.strip().strip('"') for n in first_line(file).split(self.dialect.delimiter)]
-            _refuse_missing(file, names, self.schema)
+            _check_names(file, header(file, self.dialect), self.schema)
         return files
 
     def chunks(self, part: Slice, bad: BadRows) -> Iterator[Chunk]:
@@ -101,7 +100,7 @@ class ParquetTable(Source):
             sentence = f"{file} is not a whole Parquet file: {str(error).rstrip('.')}. Is it cut short?"
             bad.refuse_or_skip_file(f"{file} is empty." if empty else sentence, 0, "unreadable file")
             return True
-        _refuse_missing(file, columns.names, self.schema)
+        _check_names(file, columns.names, self.schema)
         if rows == 0:
             bad.refuse_or_skip_file(f"{file} has no rows.", 0, "empty file")
             return True
@@ -128,6 +127,7 @@ class ParquetTable(Source):
                 wanted = {"batch_size": min(CHUNK_ROWS, most), "row_groups": [group], "columns": names}
                 try:
                     for rows in file.iter_batches(**wanted, use_threads=False):
+                        rows.validate(full=True)  # text may not be UTF-8
                         place = _Rows(part.file, at)
                         yield Chunk(rows, place, round(share * len(rows)))
                         at += len(rows)
@@ -168,8 +168,8 @@ def _broken(file: Path, group: int, names: Sequence[str]) -> str:
     with pq.ParquetFile(file, page_checksum_verification=True) as parquet:
         for name in names:
             try:
-                for _ in parquet.iter_batches(CHUNK_ROWS, row_groups=[group], columns=[name], use_threads=False):
-                    pass
+                for rows in parquet.iter_batches(CHUNK_ROWS, row_groups=[group], columns=[name], use_threads=False):
+                    rows.validate(full=True)
             except (OSError, pa.ArrowException):
                 return f': column "{name}"'
     return ""
@@ -191,7 +191,9 @@ def _kind(type_: pa.DataType) -> str:
     return "numbers" if any(check(type_) for check in is_number) else str(type_)
 
 
-def _refuse_missing(file: Path, names: Sequence[str], schema: Schema) -> None:
+def _check_names(file: Path, names: Sequence[str], schema: Schema) -> None:
     for column in schema.columns:
         if column not in names:
             raise DataError(f'{file}: there is no column "{column}".{nearest(column, names)}')
+        if names.count(column) > 1:
+            raise DataError(f'{file}: there are two columns "{column}". Give one of them another name.')

@@ -9,6 +9,7 @@ on the thousandth. A cell that spans lines is not supported.
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as csv
+import pyarrow.csv as arrow_csv
 
 from hotrow.data.convert import BadRows, Chunk
 from hotrow.data.sources import source
@@ -73,11 +74,29 @@ class TextSource(Source):
 
 
 def first_line(file: Path) -> str:
-    """For telling kinds of files apart."""
+    """For telling kinds of files apart; without the mark that some editors put before UTF-8."""
     with file.open("rb") as raw:
         for block in _blocks(raw, file, 1 << 16):
-            return block.split(b"\n", 1)[0].rstrip(b"\r").decode("utf-8", "replace")
+            return block.split(b"\n", 1)[0].rstrip(b"\r").decode("utf-8-sig", "replace")
     raise DataError(f"{file} is empty.")
+
+
+def header(file: Path, dialect: Dialect) -> tuple[str, ...]:
+    """The names of the columns, as the first line has them."""
+    line = first_line(file)
+    if "\ufffd" in line:
+        raise DataError(f"{file}:1: the header is not UTF-8 text.")
+    cells = line.split(dialect.delimiter)
+    if dialect.quoted:
+        try:
+            (cells,) = csv.reader([line], delimiter=dialect.delimiter, skipinitialspace=True)
+        except csv.Error as error:
+            raise DataError(f"{file}:1: the header cannot be read: {error}.") from None
+    names = tuple(cell.strip() for cell in cells)
+    for name in names:
+        if names.count(name) > 1:
+            raise DataError(f'{file}:1: the header has the column "{name}" twice.')
+    return names
 
 
 def unpack(file: Path, folder: Path, prefix: str, report: Callable[[int], None]) -> list[Slice]:
@@ -105,16 +124,16 @@ def unpack(file: Path, folder: Path, prefix: str, report: Callable[[int], None])
 def read_text(part: Slice, dialect: Dialect, bad: BadRows) -> Iterator[Chunk]:
     """The rows of a slice, every column text."""
     shown, names, begins = Path(part.shown), dialect.columns, _Begins(part)
-    header = names is None and part.line == 1
+    skip = names is None and part.line == 1
     if names is None:
-        names = tuple(_header(first_line(shown), dialect, shown))
+        names = header(shown, dialect)
     line = 0
     with Path(part.file).open("rb") as file:
         end = _line_start(file, part.last)
         file.seek(begins.byte)
         for block in _blocks(file, Path(part.file), BLOCK, end - begins.byte):
-            if header:
-                header, (_, _, block) = False, block.partition(b"\n")
+            if skip:
+                skip, (_, _, block) = False, block.partition(b"\n")
                 line += 1
             filled, lines = _without_blank_lines(block, line)
             if filled:
@@ -188,17 +207,6 @@ def _blocks(raw: BinaryIO, file: Path, size: int, left: int | None = None) -> It
         yield rest + b"\n"
 
 
-def _header(line: str, dialect: Dialect, file: Path) -> list[str]:
-    text = line.removeprefix("\ufeff")
-    if "\ufffd" in text:
-        raise DataError(f"{file}:1: the header is not UTF-8 text.")
-    names = [n.strip().strip('"') if dialect.quoted else n.strip() for n in text.split(dialect.delimiter)]
-    for name in names:
-        if names.count(name) > 1:
-            raise DataError(f'{file}:1: the header has the column "{name}" twice.')
-    return names
-
-
 def _parse(
     block: bytes, begins: _Begins, lines: np.ndarray, names: tuple[str, ...], dialect: Dialect, bad: BadRows
 ) -> Chunk:
@@ -213,16 +221,16 @@ def _parse(
         return "skip"
 
     try:
-        table = csv.read_csv(
+        table = arrow_csv.read_csv(
             pa.BufferReader(block),
-            csv.ReadOptions(use_threads=False, column_names=names, block_size=len(block) + 1),
-            csv.ParseOptions(
+            arrow_csv.ReadOptions(use_threads=False, column_names=names, block_size=len(block) + 1),
+            arrow_csv.ParseOptions(
                 delimiter=delimiter,
                 quote_char='"' if dialect.quoted else False,
                 ignore_empty_lines=False,
                 invalid_row_handler=note,
             ),
-            csv.ConvertOptions(
+            arrow_csv.ConvertOptions(
                 column_types={name: pa.string() for name in names}, null_values=[""], strings_can_be_null=True
             ),
         )
