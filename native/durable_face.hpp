@@ -39,6 +39,7 @@ inline void bind_durable(nb::module_& m) {
              })
         .def("done", &Journal::done)
         .def("release", &Journal::release)
+        .def("drop", &Journal::drop)
         .def("unfinished", &Journal::unfinished);
 }
 

@@ -90,6 +90,13 @@ public:
         active_[push.entry] = false;
     }
 
+    // The push was refused before anything of it was applied: its entry is for others.
+    void drop(const Push& push) {
+        std::lock_guard lock(mutex_);
+        entry_of(push).state = kFree;
+        active_[push.entry] = false;
+    }
+
     // How many pushes were begun and are not done.
     size_t unfinished() {
         std::lock_guard lock(mutex_);

@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 from hotrow.cli import app
 from hotrow.cluster.local import LocalCluster
+from hotrow.cluster.process import Command
 from hotrow.cluster.status import status
-from hotrow.errors import CheckpointError, HotrowError, SettingsError
+from hotrow.errors import CheckpointError, HotrowError, SettingsError, StoreError
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.evaluate import evaluate_path
 from hotrow.train.logs import RunFolder
@@ -25,8 +26,19 @@ class Watched(Watching, LocalCluster):
     pass
 
 
-def kill(role, number):
-    return lambda cluster: os.kill(getattr(cluster, role)[number].pid, signal.SIGKILL)
+def kill(role, number, how=signal.SIGKILL):
+    return lambda cluster: os.kill(getattr(cluster, role)[number].pid, how)
+
+
+class Ended(Command):
+    """A process that has ended with some code."""
+
+    pid, code = 7, 0
+
+    def __init__(self, name, code, log):
+        super().__init__(name, log, print, None)
+        self.code = code
+        log.write_text("Starting.\nThe disk is full.\n")
 
 
 def test_killed_shards_and_trainers_are_started_again_and_the_run_ends_as_it_would_have(make_run, tmp_path):
@@ -93,6 +105,58 @@ def test_a_trainer_that_fails_by_itself_is_not_started_again(make_run):
     assert all(shard.code is not None for shard in cluster.shards)
 
 
+def test_a_shard_that_is_asked_to_end_is_started_again(make_run):
+    run = make_run(**EXACT, train__epochs=4, train__checkpoint_every=6)
+    result = Watched(run, [(8, kill("shards", 0, signal.SIGTERM))], shards=1, trainers=1).up()
+    (death,) = result["deaths"]
+    assert (death["who"], death["how"]) == ("shard 0", "ended with code 0")
+    assert death["back_after"] > 0
+    assert result["stopped"] == "end"
+
+
+def test_a_shard_that_fails_by_itself_is_not_started_again(make_run, tmp_path):
+    cluster = LocalCluster(make_run(), shards=1, trainers=1)
+    cluster.shards = [Ended("shard 0", 1, tmp_path / "shard-0.log")]
+    with pytest.raises(
+        HotrowError, match=r"Shard 0 ended with code 1; it said last: The disk is full. Its log is .*shard-0.log"
+    ):
+        cluster._handle(cluster.shards[0])
+    assert cluster.deaths == []
+
+
+class StoppedWhileShardsStart(Watched):
+    def _start_shard(self, number):
+        started = super()._start_shard(number)
+        signal.raise_signal(signal.SIGINT)
+        return started
+
+
+class StoppedWhileTrainersStart(Watched):
+    def _trainer_places(self):
+        signal.raise_signal(signal.SIGINT)
+        return super()._trainer_places()
+
+
+class StoppedWhileATrainerIsDead(Watched):
+    def _trainer_died(self, trainer):
+        signal.raise_signal(signal.SIGINT)
+        super()._trainer_died(trainer)
+
+
+@pytest.mark.parametrize(
+    ("kind", "started"),
+    [(StoppedWhileShardsStart, (1, 0)), (StoppedWhileTrainersStart, (2, 1)), (StoppedWhileATrainerIsDead, (2, 1))],
+)
+def test_a_run_that_is_stopped_while_processes_start_ends_with_them(make_run, kind, started):
+    cluster = kind(make_run(**EXACT, train__epochs=60), [(8, kill("trainers", 0))], shards=2, trainers=1)
+    result = cluster.up()
+    assert result["stopped_by"] == "SIGINT"
+    assert (len(cluster.shards), len(cluster.trainers)) == started
+    assert all(process.code is not None for process in (*cluster.shards, *cluster.trainers))
+    assert cluster.deaths == []
+    assert status(cluster.folder.parent)["phase"] == "ended"
+
+
 def test_a_folder_with_a_run_and_shards_that_run_already_are_refused(make_run):
     run = make_run(train__steps=2)
     train(run)
@@ -103,6 +167,19 @@ def test_a_folder_with_a_run_and_shards_that_run_already_are_refused(make_run):
         LocalCluster(other, shards=1, trainers=1, overwrite=True)
     with pytest.raises(CheckpointError, match="not started by hotrow up"):
         status(run.output.folder)
+
+
+@pytest.mark.parametrize("how", [{"resume": True}, {"overwrite": True}, {}])
+def test_a_run_that_is_supervised_is_left_alone_by_another(make_run, how):
+    run = make_run()
+    first = LocalCluster(run, shards=1, trainers=1)
+    rows = first.folder / "shard-0"
+    rows.mkdir(parents=True)
+    with pytest.raises(StoreError, match=r"is open already.*Another hotrow up is at this run; stop it first"):
+        LocalCluster(run, shards=1, trainers=1, **how)
+    assert rows.is_dir()
+    del first
+    LocalCluster(run, shards=1, trainers=1, **how)
 
 
 def test_the_command_says_its_status_as_json_and_as_a_table(make_run, tmp_path):
@@ -125,3 +202,14 @@ def test_the_command_says_its_status_as_json_and_as_a_table(make_run, tmp_path):
     shown = CliRunner().invoke(app, ["status", str(run.output.folder)])
     assert "tcp://127.0.0.1:1" in shown.stdout
     assert "ended" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", "{", '{"phase": "ended", "pid": 1, "shards": [{}], "trainers": [], "deaths": []}']
+)
+def test_a_state_that_was_altered_is_said_to_be(make_run, text):
+    folder = Path(make_run().output.folder) / "cluster"
+    folder.mkdir(parents=True)
+    (folder / "state.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"state.json was altered: it cannot be read"):
+        status(folder.parent)

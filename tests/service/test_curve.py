@@ -105,5 +105,9 @@ def test_a_key_file_that_is_none_is_refused(tmp_path, text):
     (tmp_path / "k").write_text(json.dumps(short))
     with pytest.raises(SettingsError, match="a key has 40 characters"):
         KeyFile.load(tmp_path / "k", "shard")
+    for no_z85 in ("~" * 40, "#" * 40, "ö" * 40):
+        (tmp_path / "k").write_text(json.dumps({**short, "public": no_z85, "secret": no_z85, "peer": no_z85}))
+        with pytest.raises(SettingsError, match="a key has 40 characters of Z85"):
+            KeyFile.load(tmp_path / "k", "shard")
     with pytest.raises(SettingsError, match="There is no key file"):
         KeyFile.load(tmp_path / "nowhere", "shard")

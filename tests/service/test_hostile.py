@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import struct
 
 import numpy as np
 import pytest
@@ -153,6 +154,44 @@ def test_what_does_not_fit_the_tables_is_refused_by_name(shard, friend, raw, kin
     assert answer.kind == Kind.REFUSED
     assert message in answer.arrays[0].tobytes().decode()
     still_serves(friend)
+
+
+def test_an_array_of_no_bytes_that_no_memory_could_hold_does_not_end_the_shard(shard, friend, raw):
+    header, frame = encode(Message(Kind.PING, [np.empty((0, 0), np.float32)], 1))
+    huge = header[:-16] + struct.pack("<QQ", 0, 2**64 - 1)
+    assert raw.ask([huge, frame]).kind == Kind.REFUSED
+    assert shard.serving and shard.counters.of("refused") == 1
+    still_serves(friend)
+
+
+def test_a_message_that_cannot_be_decoded_for_any_reason_is_refused(shard, friend, raw, monkeypatch):
+    def fail(_):
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hotrow.service.shard.decode", fail)
+        answer = raw.ask(encode(Message(Kind.PING)))
+    assert answer.kind == Kind.REFUSED and b"no room" in answer.arrays[0].tobytes()
+    still_serves(friend)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arrays"),
+    [
+        (Kind.END_CUT, [to_json({"table": 0, "begun": 1, "kept": False})]),
+        (Kind.NAME_CUT, [to_json({"table": 9, "name": "x"})]),
+        (Kind.IMPORT, [to_json({"table": 0})]),
+        (Kind.SETTLE, [to_json({"table": 0, "steps": "many", "name": "x"}), np.zeros(0, np.uint8)]),
+        (Kind.EXCHANGE, [np.zeros(99, np.uint8)]),
+    ],
+)
+def test_a_client_that_was_refused_any_number_of_times_may_still_change_rows(tmp_path, kind, arrays):
+    with Shard("tcp://127.0.0.1:*", folder=tmp_path) as shard, served([shard.address], TABLES) as friend:
+        for _ in range(130):  # more than a journal keeps unfinished
+            with pytest.raises(ServiceError, match="refuses"):
+                friend.client.change(0, kind, arrays).result()
+        assert shard.holding.applied.unfinished == 0
+        still_serves(friend)
 
 
 def test_more_rows_than_a_message_holds_are_refused_before_memory_is_taken(shard, friend, raw):

@@ -1,6 +1,7 @@
 """`hotrow shard` as a process: it says where it is, answers what is under way before it ends, and is killed."""
 
 import json
+import os
 import signal
 import threading
 import urllib.error
@@ -12,9 +13,10 @@ from typer.testing import CliRunner
 
 from hotrow import Table
 from hotrow.cli import app
+from hotrow.cluster.status import _rows
 from hotrow.errors import SettingsError
 from hotrow.service.local import ShardProcess
-from hotrow.service.metrics import Metrics
+from hotrow.service.metrics import Metrics, metrics_text
 from hotrow.service.shard import Shard
 from hotrow.store.optimizers import SGD
 from hotrow.table import Fill
@@ -146,11 +148,30 @@ def test_metrics_and_health_are_served():
         metrics.close()
 
 
+def test_metrics_are_exact_and_names_are_escaped_as_prometheus_reads_them():
+    name = 'größe "a\\b"\n\u2028'
+    with Shard("tcp://127.0.0.1:*") as shard, served([shard.address], [Table(name=name, dim=1)]) as tier:
+        tier.fetch([Part(name, 0, np.arange(1_234_567), None, 0)], np.empty(1_234_567, np.float32), 0)
+        shard.counters.add("bytes_sent", 10**15)
+        text, (store,) = metrics_text(shard), shard.holding.stores
+        label = r'{table="größe \"a\\b\"\n' + '\u2028"}'
+        assert f"hotrow_shard_rows{label} 1234567\n" in text
+        assert f"hotrow_shard_bytes{label} {store.bytes}\n" in text
+        assert f"hotrow_shard_bytes_sent_total {shard.counters.of('bytes_sent')}\n" in text
+        metrics = Metrics(shard, 0)
+        here = {"pid": os.getpid(), "address": shard.address, "metrics": metrics.port}
+        assert _rows(here, True) == {"rows": 1_234_567, "bytes": store.bytes}
+        metrics.close()
+
+
 def test_the_commands_say_what_is_wrong_in_a_sentence(tmp_path):
     runner = CliRunner()
     for arguments, message in (
         (["shard", "--bind", "tcp://0.0.0.0:7700"], "so a key is needed"),
         (["shard", "--bind", "7700"], '"7700" is no address of a shard'),
+        (["shard", "--bind", "tcp://[::1"], '"tcp://[::1" is no address of a shard'),
+        (["shard", "--bind", "tcp://127.0.0.1:99999"], '"tcp://127.0.0.1:99999" is no address of a shard'),
+        (["shard", "--bind", "tcp://127.0.0.1"], '"tcp://127.0.0.1" is no address of a shard'),
         (["shard", "--key", str(tmp_path / "none")], "There is no key file"),
         (["shard", "--bind", "tcp://127.0.0.1:*", "--metrics", "x"], '--metrics "x": give a port'),
     ):

@@ -83,6 +83,14 @@ def test_a_wrong_header_is_refused_by_name(offset, value, message):
         decode(frames_of([header]))
 
 
+@pytest.mark.parametrize("shape", [(0, 2**64 - 1), (2**63, 0), (2**31, 0)])
+def test_an_array_of_no_bytes_with_a_side_beyond_all_bounds_is_refused(shape):
+    header = bytearray(encode(Message(Kind.FETCH, [np.empty((0, 0), np.float32)]))[0])
+    header[-16:] = struct.pack("<QQ", *shape)
+    with pytest.raises(ProtocolError, match="a frame has no room for so many"):
+        decode(frames_of([header, b""]))
+
+
 @pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"\xff", b"[" * 100_000])
 def test_facts_that_are_no_json_object_are_refused(text):
     with pytest.raises(ProtocolError):

@@ -63,6 +63,22 @@ def test_a_push_being_applied_is_not_begun_twice_and_goes_on_when_it_failed(tmp_
         again.done()
 
 
+def test_what_was_refused_leaves_its_place_to_others_and_may_come_again(tmp_path):
+    journal = Journal(tmp_path)
+    for _ in range(200):
+        journal.begin(A, 1).refused()
+    assert journal.unfinished == 0
+    journal.close()
+    journal = Journal(tmp_path)
+    assert journal.unfinished == 0
+    assert not journal.was_applied(A, 1)
+    ticket = journal.begin(A, 1)
+    ticket.refused()
+    with pytest.raises(ValueError, match="not under way"):
+        ticket.refused()
+    assert apply(journal, A, 1)
+
+
 def test_only_what_nobody_sent_again_is_given_up_and_its_client_is_told(tmp_path):
     journal = Journal(tmp_path)
     for n in range(128):

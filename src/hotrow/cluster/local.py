@@ -8,8 +8,9 @@
 
 A shard that dies is started at the same address and opens its files again: what it had applied is there, and trainers
 only wait. Trainers compute each step together, so when one dies all of them start again, from the last checkpoint.
-Only a process that a signal ended is started again; one that ends with an error of its own would do so again. All are
-tied to the supervisor: if it is killed they end too, so that a run that is resumed finds nobody at its files.
+Only a process that a signal ended is started again, also a shard that SIGTERM ended without an error; one that ends
+with an error of its own would do so again. All are tied to the supervisor: if it is killed they end too, so that a run
+that is resumed finds nobody at its files. A second supervisor of the same run is refused, by a lock on its folder.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from typing import Any
 from hotrow.cluster.process import Command, Process
 from hotrow.errors import HotrowError, SettingsError
 from hotrow.run import Run
+from hotrow.store.folder import FolderLock
 from hotrow.train.logs import RunFolder
 
 Say = Callable[[str], None]
@@ -77,6 +79,9 @@ class LocalCluster:
             raise SettingsError(
                 "cluster.shards names shards that run already, and --shards would start others; give one of them."
             )
+        self._lock = FolderLock(
+            folder.path, "Another hotrow up is at this run; stop it first, or give another output.folder."
+        )
         self.folder = folder.path / "cluster"
         self.run, self._shards, self._trainers, self._most = run, shards, trainers, deaths
         self._how = ["--resume"] if resume else ["--overwrite"] if overwrite else []
@@ -98,14 +103,17 @@ class LocalCluster:
         if self.run.train.checkpoint_every is None:
             self._say("train.checkpoint_every is not set: if a trainer dies, the run starts from its beginning.")
         with contextlib.ExitStack() as closing:
+            closing.callback(self._lock.release)
             closing.callback(self._write_state, "ended")
             closing.enter_context(self._hosts())
             closing.enter_context(self._signals())
             closing.callback(self._stop_all)
             for number in range(self._shards):
-                self.shards.append(self._start_shard(number))
+                if not self._stopping:
+                    self.shards.append(self._start_shard(number))
             self._write_run()
-            self._start_trainers()
+            if not self._stopping:
+                self._start_trainers()
             while any(trainer.code is None for trainer in self.trainers):
                 self._handle(self._ended.get())
             return self._result()
@@ -114,20 +122,25 @@ class LocalCluster:
         """Has the trainers write a checkpoint and end; `up` returns then. A second time they end at once."""
         number = signal.SIGKILL if self._stopping else signal.SIGTERM
         self._stopping = name
+        self._send(number)
+        self._ended.put(None)
+
+    def _send(self, number: signal.Signals) -> None:
         for trainer in self.trainers:
             trainer.send(number)
-        self._ended.put(None)
 
     def _handle(self, process: Command | None) -> None:
         """Someone has ended."""
-        if process is None or self._stopping or process.code == 0:
+        if process is None or self._stopping:
             return
         if process in self.shards:
             self._shard_died(process)
-        elif process in self.trainers:
+        elif process in self.trainers and process.code != 0:
             self._trainer_died(process)
 
     def _shard_died(self, shard: Command) -> None:
+        if shard.code is not None and shard.code > 0:
+            raise _failed(shard)
         number = self.shards.index(shard)
         self._count_death(shard)
         self.shards[number] = self._start_shard(number)
@@ -142,7 +155,7 @@ class LocalCluster:
         killed = [t for t in self.trainers if t.code is not None and t.code < 0]
         for other in self.trainers:
             other.stop(0.0)
-        if not killed:
+        if not killed or self._stopping:
             return
         self._count_death(killed[0])
         self._how = ["--resume"]
@@ -176,6 +189,8 @@ class LocalCluster:
         arguments = ["train", str(self.folder / "run.toml"), "--json", *self._how]
         places = self._trainer_places()
         self.trainers = [self._start(f"trainer {rank}", arguments, place) for rank, place in enumerate(places)]
+        if self._stopping:  # said meanwhile, when there was none of them to tell
+            self._send(signal.SIGTERM)
         self._write_state("running")
 
     def _hosts(self) -> contextlib.AbstractContextManager[None]:
@@ -249,10 +264,8 @@ class LocalCluster:
     def _result(self) -> dict[str, Any]:
         failed = [trainer for trainer in self.trainers if trainer.code != 0]
         if failed and not self._stopping:
-            worst = failed[0]
-            last = worst.log.read_text().strip().splitlines()[-1:] or ["nothing"]
-            raise HotrowError(f"{worst.name.capitalize()} {worst.end}; it said last: {last[0]} Its log is {worst.log}.")
-        text = "".join(self.trainers[0].said)
+            raise _failed(failed[0])
+        text = "".join(self.trainers[0].said) if self.trainers else ""
         result = dict(json.loads(text)) if text.strip() else {}
         return {**result, "deaths": [asdict(death) for death in self.deaths], "stopped_by": self._stopping or None}
 
@@ -271,6 +284,11 @@ class LocalCluster:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _failed(process: Command) -> HotrowError:
+    last = process.log.read_text().strip().splitlines()[-1:] or ["nothing"]
+    return HotrowError(f"{process.name.capitalize()} {process.end}; it said last: {last[0]} Its log is {process.log}.")
 
 
 def environments(address: str, port: int, hosts: Sequence[str]) -> list[dict[str, str]]:

@@ -151,9 +151,9 @@ class RayCluster(LocalCluster):
 
         `wait` is how long hosts with room are waited for, as an autoscaler needs time to start some.
         """
-        super().__init__(run, **settings)
         if shard_folder is not None and not shard_folder.is_absolute():
             raise SettingsError(f"--shard-folder {shard_folder}: give a path from the root, as hosts have their own.")
+        super().__init__(run, **settings)
         self._address, self._wait, self._shard_folder = address, wait, shard_folder
         self._needs = {
             "shard": shard_needs or Needs(),
@@ -244,7 +244,8 @@ class RayCluster(LocalCluster):
                 trainer.stop(0.0)
             self._how = ["--resume"]
             self._write_run()
-            self._start_trainers()
+            if not self._stopping:
+                self._start_trainers()
 
     def _trainer_places(self) -> list[dict[str, str]]:
         seats = self._seats["trainer"]

@@ -30,24 +30,31 @@ def status(path: Path) -> dict[str, Any]:
     folder = RunFolder(path)
     file = folder.path / "cluster" / "state.json"
     try:
-        state = json.loads(file.read_text())
+        said = _cluster(json.loads(file.read_text()), file)
     except FileNotFoundError:
         raise CheckpointError(f"{path} was not started by hotrow up: there is no {file}.") from None
-    except ValueError:
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointError(f"{file} was altered: it cannot be read.") from None
+    latest = Checkpoints(folder.checkpoints).latest()
+    return {
+        "run": str(folder.path),
+        **said,
+        "training": _training(folder),
+        "checkpoint": None if latest is None else str(latest),
+    }
+
+
+def _cluster(state: dict[str, Any], file: Path) -> dict[str, Any]:
+    """The processes of a state, as they are now."""
     if state.get("host", socket.gethostname()) == socket.gethostname():
         supervised = _alive(state["pid"])
     else:
         supervised = time.time() - file.stat().st_mtime < _SILENT_S
-    latest = Checkpoints(folder.checkpoints).latest()
     return {
-        "run": str(folder.path),
         "phase": state["phase"] if supervised or state["phase"] == "ended" else "abandoned",
         "supervisor": {"pid": state["pid"], "alive": supervised},
         "shards": [{**shard, **_process(shard, supervised), **_rows(shard, supervised)} for shard in state["shards"]],
         "trainers": [{**trainer, **_process(trainer, supervised)} for trainer in state["trainers"]],
-        "training": _training(folder),
-        "checkpoint": None if latest is None else str(latest),
         "deaths": state["deaths"],
     }
 
@@ -99,7 +106,7 @@ def _rows(shard: dict[str, Any], supervised: bool) -> dict[str, Any]:
     except OSError:
         return {"rows": None, "bytes": None}
     held = {"rows": 0, "bytes": 0}
-    for line in text.splitlines():
+    for line in text.split("\n"):  # a table's name may hold what Python takes for the end of a line too
         for name in held:
             if line.startswith(f"hotrow_shard_{name}{{"):
                 held[name] += round(float(line.rpartition(" ")[2]))

@@ -100,16 +100,22 @@ class Answers:
         ticket, said = self._begin(message), list[Array]()
         if ticket is None:
             said = repeated(message)
-        else:
-            self._apply(ticket, lambda: said.extend(change(message)))
+        else:  # none of these goes on where it stopped: one that comes again is done from its beginning
+            self._apply(ticket, lambda: said.extend(change(message)), untouched=lambda _: True)
         reply(Kind.ANSWER, said)
 
     @staticmethod
-    def _apply(ticket: Begun | Ticket, change: Callable[[], None]) -> None:
+    def _apply(
+        ticket: Begun | Ticket, change: Callable[[], None], untouched: Callable[[BaseException], bool] = lambda _: False
+    ) -> None:
+        """Makes a change; `untouched` says of an error whether it came before a row was touched."""
         try:
             change()
-        except BaseException:
-            ticket.failed()
+        except BaseException as error:
+            if untouched(error):
+                ticket.refused()
+            else:
+                ticket.failed()
             raise
         ticket.done()
 
@@ -156,7 +162,7 @@ class Answers:
         if ticket is None:
             return exchange.answer(blob, again=True)
         push = ticket.push
-        self._apply(ticket, lambda: said.append(exchange.answer(blob, push=push)))
+        self._apply(ticket, lambda: said.append(exchange.answer(blob, push=push)), untouched=_not_understood)
         return said[0]
 
     def _hello(self, message: Message) -> list[Array]:
@@ -250,3 +256,8 @@ class Answers:
         """Facts: table."""
         self._named(message)[1].clear()
         return []
+
+
+def _not_understood(error: BaseException) -> bool:
+    """Whether a cache's request was refused as a whole; what fails in the midst of it, a file, has another error."""
+    return isinstance(error, StoreError) and not isinstance(error, _native.FolderError)

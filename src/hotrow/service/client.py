@@ -4,8 +4,8 @@ A request is sent again if no answer comes (after `retry` seconds, then twice as
 number, so that what it changes is changed once, and at once if a broken line is there again. A push that waits for
 other ranks is not sent again while the line holds: the shard says that it has it. A shard that was started anew is
 greeted again and, if its rows outlived it, asked again; if not, that is an error. One that says nothing at all for
-`timeout` seconds is an error too, which names it. `waited` counts the seconds that somebody waited for a silent
-shard, and `on_wait` is told about each.
+`timeout` seconds is an error too, which names it; until it is heard of again, more requests fail at once. `waited`
+counts the seconds that somebody waited for a silent shard, and `on_wait` is told about each.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import zmq
 
-from hotrow.errors import ServiceError
+from hotrow.errors import ServiceError, SettingsError
 from hotrow.service.curve import KeyFile, check_address
 from hotrow.service.once import WINDOW
 from hotrow.service.protocol import (
@@ -29,7 +29,6 @@ from hotrow.service.protocol import (
     Array,
     Kind,
     Message,
-    ProtocolError,
     decode,
     encode,
     from_json,
@@ -71,6 +70,7 @@ class _Line:
     heard: float = field(default_factory=time.monotonic)
     pinged: float = 0.0
     greeting: bool = False
+    given_up: str = ""  # why, until it is heard of again
     outstanding: dict[int, _Request] = field(default_factory=dict)
     next_sequence: int = 1
     unacknowledged: set[int] = field(default_factory=set)
@@ -112,6 +112,7 @@ class Client:
         self._lock = threading.Lock()
         self._acknowledged = threading.Condition(self._lock)
         self._wake, self._closed = Wake(), False
+        self._ended = ""  # why nothing is asked any more
         self._thread = threading.Thread(target=self._run, name="client", daemon=True)
         self._thread.start()
         try:
@@ -137,7 +138,11 @@ class Client:
             line.next_sequence += 1
             line.unacknowledged.add(sequence)
             self._acknowledged.wait_for(lambda: sequence - min(line.unacknowledged) < WINDOW)
-        answer = self.ask(shard, kind, arrays, sequence=sequence, **header)
+        try:
+            answer = self.ask(shard, kind, arrays, sequence=sequence, **header)
+        except BaseException:
+            self._acknowledge(line, sequence)
+            raise
         answer.add_done_callback(lambda _: self._acknowledge(line, sequence))
         return answer
 
@@ -159,6 +164,7 @@ class Client:
             if self._closed:
                 return
             self._closed = True
+            self._ended = self._ended or "This client of the shards was closed."
         self._wake.set()
         self._thread.join()
         self._wake.close()
@@ -176,7 +182,13 @@ class Client:
         if key is not None:
             key.use_on(socket)
         monitor = socket.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED)
-        socket.connect(address)
+        try:
+            socket.connect(address)
+        except zmq.ZMQError as error:
+            self._context.destroy(0)
+            raise SettingsError(
+                f"A shard at {address} cannot be asked: {error.strerror}. Name its own address."
+            ) from None
         return socket, monitor
 
     def _hello(self, line: _Line) -> Message:
@@ -194,8 +206,8 @@ class Client:
         with self._lock:
             self._numbers += 1
             message.request = self._numbers
-            if self._closed:
-                raise ServiceError("This client of the shards was closed.")
+            if self._ended:
+                raise ServiceError(self._ended)
             self._inbox.append((line, request))
             self._wake.set()
         return request.answer
@@ -206,7 +218,23 @@ class Client:
             self._acknowledged.notify_all()
 
     def _run(self) -> None:
-        """The loop of the thread that owns the sockets."""
+        """The thread that owns the sockets. Whatever ends it, nobody is left to wait."""
+        try:
+            self._move()
+        except Exception as error:
+            with self._lock:
+                self._ended = f"This client of the shards failed: {error!r}."
+        for line in self._lines:
+            self._fail(line, self._ended)
+            line.socket.disable_monitor()
+            line.monitor.close(0)
+            line.socket.close()
+        for line, request in self._inbox:
+            _fail(request, f"Shard {line.address} was not asked. {self._ended}")
+        self._context.term()
+
+    def _move(self) -> None:
+        """Sends, receives and looks who is silent, until the client is closed."""
         poller = zmq.Poller()
         poller.register(self._wake.fd, zmq.POLLIN)
         for line in self._lines:
@@ -219,6 +247,9 @@ class Client:
                 self._wake.clear()
             while self._inbox:
                 line, request = self._inbox.popleft()
+                if line.given_up:
+                    _fail(request, line.given_up)
+                    continue
                 if not line.outstanding:
                     line.heard = time.monotonic()  # silence counts from when somebody listens
                 line.outstanding[request.message.request] = request
@@ -230,14 +261,6 @@ class Client:
                     self._connected(line)
             if waiting:
                 self._tick(time.monotonic())
-        for line in self._lines:
-            self._fail(line, "This client of the shards was closed.")
-            line.socket.disable_monitor()
-            line.monitor.close(0)
-            line.socket.close()
-        for line, request in self._inbox:
-            _fail(request, f"Shard {line.address} was not asked: this client was closed.")
-        self._context.term()
 
     def _send(self, line: _Line, request: _Request) -> None:
         request.sent, request.held = time.monotonic(), False
@@ -251,6 +274,7 @@ class Client:
     def _connected(self, line: _Line) -> None:
         """The line is there; if it was before, what was on its way may be lost."""
         line.monitor.recv_multipart()
+        line.given_up = ""
         if line.connected:
             for request in list(line.outstanding.values()):
                 self.retries += 1
@@ -263,11 +287,11 @@ class Client:
                 frames: Sequence[Any] = line.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            line.heard = time.monotonic()
+            line.heard, line.given_up = time.monotonic(), ""
             self.received_bytes += sum(len(frame) for frame in frames)
             try:
                 self._answered(line, decode(frames))
-            except ProtocolError as error:
+            except Exception as error:  # it sends what no shard does
                 self._fail(line, f"Shard {line.address} does not answer as a shard does: {error}")
 
     def _answered(self, line: _Line, message: Message) -> None:
@@ -281,12 +305,14 @@ class Client:
         elif message.kind == Kind.HELD:
             request.held = True
         elif message.kind == Kind.REFUSED:
+            why = f"Shard {line.address} refuses: {_reason(message)}"
             del line.outstanding[message.request]
-            _fail(request, f"Shard {line.address} refuses: {_reason(message)}")
+            _fail(request, why)
         else:
+            greeted = _greeting(message) if request.message.kind == Kind.HELLO else None
             del line.outstanding[message.request]
-            if request.message.kind == Kind.HELLO:
-                self._greeted(line, from_json(message.arrays[0]))
+            if greeted is not None:
+                self._greeted(line, *greeted)
             request.answer.set_result(list(message.arrays))
 
     def _greet(self, line: _Line) -> None:
@@ -301,9 +327,9 @@ class Client:
         line.outstanding[0] = hello
         self._send(line, hello)
 
-    def _greeted(self, line: _Line, said: dict[str, Any]) -> None:
-        anew = line.epoch not in (0, said["epoch"])
-        line.epoch, line.durable, line.greeting = int(said["epoch"]), bool(said["durable"]), False
+    def _greeted(self, line: _Line, epoch: int, durable: bool) -> None:
+        anew = line.epoch not in (0, epoch)
+        line.epoch, line.durable, line.greeting = epoch, durable, False
         if anew and not line.durable:
             self._fail(
                 line,
@@ -321,11 +347,11 @@ class Client:
                 continue
             silent = now - line.heard
             if silent > self._timeout:
-                self._fail(
-                    line,
+                line.given_up = (
                     f"Shard {line.address} has not answered for {self._timeout:g} s. See that it runs there, with keys "
-                    f"that fit this side's.",
+                    f"that fit this side's."
                 )
+                self._fail(line, line.given_up)
                 continue
             if silent > _SILENT_S:
                 self._silent(line, now, silent)
@@ -351,6 +377,11 @@ class Client:
         line.greeting = False
         for request in failed:
             _fail(request, why)
+
+
+def _greeting(message: Message) -> tuple[int, bool]:
+    said = from_json(message.arrays[0])
+    return int(said["epoch"]), bool(said["durable"])
 
 
 def _reason(message: Message) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import struct
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -40,8 +41,8 @@ class KeyFile:
             if said.pop("format") != _FORMAT:
                 raise ValueError("its format is another")
             key = KeyFile(**{name: str(said[name]) for name in ("role", "public", "secret", "peer")})
-            if any(len(part) != 40 for part in (key.public, key.secret, key.peer)):
-                raise ValueError("a key has 40 characters")
+            if not all(_is_key(part) for part in (key.public, key.secret, key.peer)):
+                raise ValueError("a key has 40 characters of Z85")
         except FileNotFoundError:
             raise SettingsError(f"There is no key file {path}. Make one with: hotrow keys FOLDER") from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -64,6 +65,13 @@ class KeyFile:
             socket.curve_server = True
         else:
             socket.curve_serverkey = self.peer.encode()
+
+
+def _is_key(text: str) -> bool:
+    try:
+        return len(z85.decode(text.encode())) == 32
+    except (ValueError, KeyError, struct.error):
+        return False
 
 
 def make_keys(folder: Path) -> tuple[Path, Path]:
@@ -99,13 +107,23 @@ def is_local(address: str) -> bool:
 
 
 def check_address(address: str, key: KeyFile | None) -> None:
-    """Refuses an address that other machines can reach, unless there are keys."""
-    if urlsplit(address).scheme not in ("tcp", "ipc"):
+    """Refuses what is no address, and one that other machines can reach unless there are keys."""
+    if not _is_address(address):
         raise SettingsError(f'"{address}" is no address of a shard; one looks like tcp://127.0.0.1:7700.')
     if key is None and not is_local(address):
         raise SettingsError(
             f"{address} can be reached from other machines, so a key is needed. Make keys with: hotrow keys FOLDER"
         )
+
+
+def _is_address(address: str) -> bool:
+    try:
+        split = urlsplit(address)
+    except ValueError:
+        return False
+    host, _, port = split.netloc.rpartition(":")
+    has_port = host != "" and (port == "*" or (port.isdecimal() and int(port) <= 65535))
+    return split.scheme == "ipc" or (split.scheme == "tcp" and has_port)
 
 
 class Gate:

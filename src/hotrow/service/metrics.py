@@ -27,7 +27,7 @@ def metrics_text(shard: Shard) -> str:
     def add(name: str, kind: str, help: str, values: list[tuple[str, float]]) -> None:
         lines.append(f"# HELP hotrow_shard_{name} {help}")
         lines.append(f"# TYPE hotrow_shard_{name} {kind}")
-        lines.extend(f"hotrow_shard_{name}{labels} {value:g}" for labels, value in values)
+        lines.extend(f"hotrow_shard_{name}{labels} {value!r}" for labels, value in values)
 
     for name, help in _HELP.items():
         add(f"{name}_total", "counter", help, [("", shard.counters.of(name))])
@@ -40,11 +40,16 @@ def metrics_text(shard: Shard) -> str:
         )
     ):
         add(name, "counter", help, [(f'{{kind="{kind}"}}', of_kind[i]) for kind, of_kind in kinds.items()])
-    tables = [(json.dumps(store.table.name), store) for store in shard.holding.stores]
-    add("rows", "gauge", "Rows held.", [(f"{{table={name}}}", len(store)) for name, store in tables])
-    add("bytes", "gauge", "Memory of rows.", [(f"{{table={name}}}", store.bytes) for name, store in tables])
+    tables = [(f'{{table="{_escaped(store.table.name)}"}}', store) for store in shard.holding.stores]
+    add("rows", "gauge", "Rows held.", [(labels, len(store)) for labels, store in tables])
+    add("bytes", "gauge", "Memory of rows.", [(labels, store.bytes) for labels, store in tables])
     add("held_pushes", "gauge", "Pushes that wait for those of other ranks.", [("", len(shard.answers.rounds))])
     return "\n".join(lines) + "\n"
+
+
+def _escaped(name: str) -> str:
+    """A label's value: Prometheus knows these three escapes and no other."""
+    return name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 def health(shard: Shard) -> dict[str, object]:
@@ -66,7 +71,7 @@ class Metrics:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 if self.path == "/metrics":
-                    self._give(200, "text/plain; version=0.0.4", metrics_text(shard))
+                    self._give(200, "text/plain; version=0.0.4; charset=utf-8", metrics_text(shard))
                 elif self.path == "/health":
                     self._give(200 if shard.serving else 503, "application/json", json.dumps(health(shard)) + "\n")
                 else:

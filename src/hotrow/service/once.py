@@ -95,3 +95,5 @@ class Begun:
     def failed(self) -> None:
         """It was not applied: it may be sent again."""
         self._once.end(self._client, self._sequence, applied=False)
+
+    refused = failed

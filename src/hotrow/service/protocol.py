@@ -161,6 +161,8 @@ def _array(frame: zmq.Frame, code: int, dimensions: int, *sizes: int) -> Array:
     if code >= len(_DTYPES) or not 1 <= dimensions <= 2:
         raise ProtocolError(f"There is no array of type {code} with {dimensions} dimensions.")
     dtype, shape = _DTYPES[code], sizes[:dimensions]
+    if max(shape) > LARGEST_FRAME:
+        raise ProtocolError(f"An array says it has {max(shape)} rows or columns; a frame has no room for so many.")
     said = math.prod(shape) * dtype.itemsize
     if said != len(frame):
         raise ProtocolError(f"An array that says it is of {said} bytes comes in a frame of {len(frame)}.")

@@ -23,7 +23,7 @@ from hotrow.service.answers import Answers
 from hotrow.service.counters import Counters
 from hotrow.service.curve import Gate, KeyFile, check_address
 from hotrow.service.holding import Holding
-from hotrow.service.protocol import LARGEST_FRAME, Array, Kind, Message, ProtocolError, decode, encode, to_json
+from hotrow.service.protocol import LARGEST_FRAME, Array, Kind, Message, decode, encode, to_json
 from hotrow.service.wake import Wake
 
 _THREADS = 4
@@ -145,7 +145,7 @@ class Shard:
             sender = frames[0].bytes
             try:
                 message = decode(frames[1:])
-            except ProtocolError as error:
+            except Exception as error:  # whatever it is, the thread that owns the socket goes on
                 self.counters.add("refused")
                 self._out.append((sender, Message(Kind.REFUSED, [to_json({"error": str(error)})])))
                 continue

@@ -19,11 +19,16 @@ from hotrow import _native
 from hotrow.errors import StoreError
 from hotrow.table import ByCount, Table
 
+_TAKEN = "Two may not write the same rows; stop the other, or give each a folder of its own."
+
 
 class FolderLock:
-    """Keeps a folder for this process until it is released; the kernel does so when the process dies."""
+    """Keeps a folder for this process until it is released; the kernel does so when the process dies.
 
-    def __init__(self, folder: Path) -> None:
+    `taken` says what to do where another one has it.
+    """
+
+    def __init__(self, folder: Path, taken: str = _TAKEN) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -31,11 +36,13 @@ class FolderLock:
             raise StoreError(f"{folder} cannot hold rows: {error.strerror or error}.") from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
+            self.release()
+            raise StoreError(f"{folder} is open already, in this process or another one. {taken}") from None
+        except OSError as error:
             self.release()
             raise StoreError(
-                f"{folder} is open already, in this process or another one. Two may not write the same rows; "
-                f"stop the other, or give each a folder of its own."
+                f"{folder} cannot be locked: {error.strerror or error}. Give one on a file system that has locks."
             ) from None
 
     def release(self) -> None:

@@ -63,3 +63,7 @@ class Ticket:
     def failed(self) -> None:
         """It was not applied in full: it goes on when it is sent again."""
         self._journal.release(self.push)
+
+    def refused(self) -> None:
+        """Nothing of it was applied, and nobody waits for it to go on: its place is free."""
+        self._journal.drop(self.push)
