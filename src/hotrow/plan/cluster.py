@@ -17,7 +17,7 @@ from hotrow.data.reader import Reader
 from hotrow.data.steps import Step
 from hotrow.errors import SettingsError
 from hotrow.plan.budget import Counted
-from hotrow.plan.cost import HOT, Ints, TableUse, column_wise, expected_traffic, row_seconds, table_wise
+from hotrow.plan.cost import HOT, UNUSED, Ints, TableUse, column_wise, expected_traffic, row_seconds, table_wise
 from hotrow.plan.plan import Plan, row_bytes
 from hotrow.plan.shard import TIERS, Sharding, fullest, shard
 from hotrow.plan.topology import Topology, time_text
@@ -99,7 +99,7 @@ def _classes(known: KeyCounts) -> tuple[Ints, Ints]:
     """Counts and keys of a table; keys that a summary no longer keeps are alike, and share what it lost."""
     counts, keys = known.histogram()
     if len(counts) == 0:
-        return np.ones(1, np.int64), np.zeros(1, np.int64)  # a class without rows
+        return UNUSED
     missing, lost = known.distinct - known.kept, known.total - int((counts * keys).sum())
     if missing > 0:
         counts, keys = np.append(counts, max(1, lost // missing)), np.append(keys, missing)

@@ -51,6 +51,9 @@ COLUMNS = 4
 """Values of a row that a rank holds at least where tables are cut by columns."""
 
 
+UNUSED = np.ones(1, np.int64), np.zeros(1, np.int64)  # counts and keys of a table that nothing used: a class of no rows
+
+
 @dataclass(frozen=True)
 class TableUse:
     """A table in classes of rows used alike: how many rows each class has, and their use in a step.

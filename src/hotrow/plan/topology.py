@@ -88,10 +88,10 @@ def _told(parser: Any) -> BeforeValidator:
 class Link(Settings):
     """How fast bytes go over one kind of link, and what an exchange over it takes at least."""
 
-    bandwidth: Annotated[float, _told(parse_rate), Field(gt=0, allow_inf_nan=False)] = Field(
+    bandwidth: Annotated[float, _told(parse_rate), Field(gt=0)] = Field(
         description='what its sender can send at once: bytes a second, or as in "10Gbit/s"'
     )
-    latency: Annotated[float, _told(parse_time), Field(ge=0, allow_inf_nan=False)] = Field(
+    latency: Annotated[float, _told(parse_time), Field(ge=0)] = Field(
         0.0, description='what an exchange takes that carries nothing: seconds, or as in "20us"'
     )
     overhead: float = Field(0.0, ge=0, lt=1, description="what headers add to bytes, as a share of them")

@@ -22,7 +22,7 @@ from torch import Tensor, from_numpy
 from hotrow.data.batch import Batch
 from hotrow.errors import SettingsError
 from hotrow.plan import Plan, Share, row_bytes
-from hotrow.plan.cost import HOT, TableUse
+from hotrow.plan.cost import HOT, UNUSED, TableUse
 from hotrow.plan.replan import moves
 from hotrow.plan.shard import TIERS, Sharding, shard
 from hotrow.plan.topology import Topology
@@ -88,9 +88,8 @@ class LiveUses:
 
 def _used(table: Table, counts: KeyCounts, batches: float, topology: Topology) -> TableUse:
     """How ranks use a table of which each key was in so many of `batches` batches."""
-    times, keys = counts.histogram()
-    if len(times) == 0:
-        times, keys = np.ones(1, np.int64), np.zeros(1, np.int64)  # a class without rows
+    found = counts.histogram()
+    times, keys = found if len(found.counts) else UNUSED
     rank = np.minimum(times / batches, 1.0)
     node, world = (
         -np.expm1(ranks * np.log1p(-np.minimum(rank, 1 - 1e-12))) for ranks in (topology.ranks, topology.size)
