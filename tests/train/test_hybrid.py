@@ -220,3 +220,21 @@ def test_policies_are_named_in_run_files(make_run):
         make_run(policy={"name": "hybird"})
     with pytest.raises(SettingsError, match=r"policy\..*stalenes"):
         make_run(policy={"name": "hybrid", "stalenes": 4})
+
+
+@given(st.integers(1, 9), st.integers(0, 12), st.sampled_from([1, 2, 5]))
+@settings(max_examples=40)
+def test_the_worst_case_waits_for_no_batch_that_cannot_be_fetched_while_the_bound_grows(staleness, ramp, workers):
+    recorder, steps = Recorder(), ramp + 2 * staleness + 4
+
+    def run():
+        options = {"staleness": staleness, "ramp": ramp, "workers": workers, "worst": True}
+        with HybridPipeline(batches(steps), recorder, **options) as pipeline:
+            for _ in pipeline:
+                pipeline.update()
+
+    running = threading.Thread(target=run, daemon=True)
+    running.start()
+    running.join(20)
+    assert not running.is_alive(), "an update waits for a batch that waits for the update"
+    assert recorder.steps == steps

@@ -99,10 +99,13 @@ class HybridPipeline(Behind):
         super().__init__(batches, embeddings, ahead=ahead, room=staleness + 1, pin=pin, phases=phases)
 
     def _last_to_miss(self, number: int) -> int:
-        """The last batch that may miss the update of batch `number`."""
-        last = number + self._most
-        while last > number and last - number > self._bound(last):
-            last -= 1
+        """The last batch that can be fetched while the update of batch `number` is not applied."""
+        given = number + 1
+        while given - number <= self._split(given)[1]:
+            given += 1
+        last = number
+        while last + 1 - number <= self._bound(last + 1) and last + 1 - given <= self._split(last + 1)[0]:
+            last += 1
         return last
 
     def _ends(self) -> bool:
