@@ -1,5 +1,10 @@
 """The core test: whatever the shape, `Embeddings` gives what one process with plain PyTorch tables gives."""
 
+import gc
+import warnings
+import weakref
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hotrow import Batch, Embedded, Embeddings, Feature, Group, Table, _native
-from hotrow.errors import BatchError, SettingsError
+from hotrow.errors import BatchError, HotrowError, SettingsError
 from hotrow.plain import PlainEmbeddings
 from hotrow.plan import Plan, Share
 from hotrow.store.optimizers import SGD, Adam
@@ -416,3 +421,83 @@ def test_there_are_no_vectors_where_nothing_is_pooled():
     embeddings = Embeddings([Table(name="a", dim=2)], [Feature(name="a", pooling="sequence")])
     with pytest.raises(BatchError, match="No feature is pooled"):
         embeddings(Batch.plain({"a": torch.tensor([1])})).vectors()
+
+
+def one_row(lr: float = 1.0, **settings: Any) -> Embeddings:
+    """A table of one value a row, all zeros at first, so that a row says what was taken off it."""
+    table = Table(name="t", dim=1, optimizer=SGD(lr=lr), init=Fill(value=0.0))
+    return Embeddings([table], [Feature(name="t")], **settings)
+
+
+DEVICES = {"host": {}, "device": {"plan": Plan({"t": (Share("device", np.arange(1, 3)), Share("host"))})}}
+
+
+@pytest.mark.parametrize("where", DEVICES.values(), ids=DEVICES)
+def test_a_backward_after_a_step_is_applied_by_the_next(where):
+    ours = one_row(**where)
+    first, second = (ours(Batch.plain({"t": torch.tensor([key, 7])})).vectors() for key in (1, 2))
+    first.sum().backward()
+    ours.step()
+    second.sum().backward()
+    assert ours.read("t", torch.tensor([1, 2, 7])).tolist() == [[-1], [0], [-1]]
+    ours.step()
+    assert ours.read("t", torch.tensor([1, 2, 7])).tolist() == [[-1], [-1], [-2]]
+
+
+@pytest.mark.parametrize("where", DEVICES.values(), ids=DEVICES)
+def test_a_second_backward_needs_a_retained_graph_and_then_adds(where):
+    ours, batch = one_row(**where), Batch.plain({"t": torch.tensor([1, 7])})
+    out = ours(batch).vectors().sum()
+    out.backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        out.backward()
+    ours.step()
+    assert ours.read("t", torch.tensor([1, 7])).tolist() == [[-1], [-1]]
+    out = ours(batch).vectors().sum()
+    out.backward(retain_graph=True)
+    out.backward(retain_graph=True)
+    ours.step()
+    assert ours.read("t", torch.tensor([1, 7])).tolist() == [[-3], [-3]]
+    out.backward()
+    ours.step()
+    assert ours.read("t", torch.tensor([1, 7])).tolist() == [[-4], [-4]]
+
+
+def test_a_backward_after_rows_moved_finds_them():
+    ours = one_row(plan=Plan({"t": (Share("device", np.array([1])), Share("host"))}))
+    late = ours(Batch.plain({"t": torch.tensor([1, 2, 7])})).vectors()
+    ours.replan(Plan({"t": (Share("device", np.array([2])), Share("host"))}))
+    ours.step()
+    late.sum().backward()
+    ours.step()
+    assert ours.read("t", torch.tensor([1, 2, 7])).tolist() == [[-1], [-1], [-1]]
+
+
+def test_a_lookup_whose_results_are_dropped_goes_with_them():
+    ours = one_row()
+    lookup = ours.fetch(ours.group(Batch.plain({"t": torch.tensor([1])})))
+    alive, out = weakref.ref(lookup), ours.embed(lookup).vectors().sum()
+    del lookup
+    assert alive() is not None
+    del out
+    gc.collect()
+    assert alive() is None
+
+
+def test_gradients_that_no_step_applies_are_said_and_bounded():
+    ours, batch = one_row(), Batch.plain({"t": torch.tensor([1])})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(32):
+            ours(batch).vectors().sum().backward()
+    with pytest.warns(UserWarning, match=r"32 lookups have gradients that no step has applied.*Call step\(\)") as said:
+        for _ in range(224):
+            ours(batch).vectors().sum().backward()
+    assert len(said) == 1
+    with pytest.raises(HotrowError, match=r"256 lookups have gradients.*most_pending"):
+        ours(batch)
+    ours.eval()
+    ours(batch)
+    ours.step()
+    assert ours.read("t", torch.tensor([1])).tolist() == [[-256]]
+    ours.train()(batch)

@@ -379,12 +379,14 @@ class _DevicePool(torch.autograd.Function):
     """All features of a batch in one node, on the device; the lookup keeps the results' gradients."""
 
     @staticmethod
-    def forward(ctx: Any, _: Tensor, lookup: DeviceLookup) -> tuple[Tensor | None, ...]:
+    def forward(ctx: Any, start: Tensor, lookup: DeviceLookup) -> tuple[Tensor | None, ...]:
         ctx.lookup = lookup
+        ctx.save_for_backward(start)
         ctx.set_materialize_grads(False)
         return lookup._results()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, None]:
+        _ = ctx.saved_tensors  # PyTorch refuses them, and so a second backward, where the graph was not retained
         ctx.lookup.keep(grads)
         return None, None

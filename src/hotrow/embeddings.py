@@ -13,6 +13,7 @@ gradients are off, rows are read and nothing changes.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from hotrow import _native
 from hotrow.data.batch import Batch, check_tensor
 from hotrow.device_lookup import DeviceLookup
 from hotrow.embedded import Embedded
-from hotrow.errors import BatchError, SettingsError, nearest
+from hotrow.errors import BatchError, HotrowError, SettingsError, nearest
 from hotrow.lookup import Chosen, Layout, Lookup, Only
 from hotrow.peers import Peers
 from hotrow.plan import Plan
@@ -40,6 +41,9 @@ from hotrow.tiers.ranks import check_ranks, move_rows, with_collective
 from hotrow.tiers.router import Routed, Router
 from hotrow.tiers.tier import Gradients, Tier, Wait
 from hotrow.world import World
+
+_PENDING_SAID = 32
+"""Lookups with gradients that no step has applied, when it is said: more than most accumulate on purpose."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,9 @@ class Embeddings(nn.Module):
     rows there too, where it names every key of theirs.
     """
 
+    most_pending = 256
+    """Lookups with gradients that may wait for a step: one more is refused, since their memory must have an end."""
+
     def __init__(
         self,
         tables: Sequence[Table],
@@ -116,6 +123,7 @@ class Embeddings(nn.Module):
         self.prepare: Callable[[DeviceLookup], Any] | None = None  # instead of sending a grouped batch to the device
         self._layouts: dict[tuple[tuple[str, ...], ...], Layout] = {}
         self._pending: list[Lookup] = []
+        self._pending_said = False
 
     def forward(self, batch: Batch) -> Embedded:
         """What a model sees of `batch`."""
@@ -173,21 +181,23 @@ class Embeddings(nn.Module):
         return lookup.router is self.router
 
     def embed(self, lookup: Lookup) -> Embedded:
-        """What a model sees of a fetched lookup; its gradients are applied by the next `step`."""
-        if lookup.training and not any(lookup is other for other in self._pending):
-            self._pending.append(lookup)
+        """What a model sees of a fetched lookup; its gradients are applied by the first `step` after its backward."""
+        if lookup.training:
+            self._check_pending()
+            lookup.arrived = self._arrived
         return lookup.embed()
 
     def step(self) -> None:
-        """Applies the gradients of every lookup since the last step, as one step of each table's optimizer."""
+        """Applies all gradients that came since the last step, as one step of each table's optimizer."""
         self.finish().apply()
 
     def finish(self) -> Update:
-        """Ends a step: takes the gradients of every lookup since the last one, to be applied now or later.
+        """Ends a step: takes all gradients that came since the last one, to be applied now or later.
 
-        Updates are to be applied in their order; fetches and the steps that follow may come before.
+        Updates are to be applied in their order; fetches and the steps that follow may come before. A lookup whose
+        backward is still to come has its gradient in the step after that.
         """
-        pending = [lookup for lookup in self._pending if lookup.grads is not None]
+        pending = self._pending
         step, self._pending = self.steps, []
         self.steps += 1
         if len(pending) == 1 and pending[0].router is self.router:
@@ -197,6 +207,25 @@ class Embeddings(nn.Module):
         for lookup in pending:  # it may be fetched again, for another step
             lookup.grads = None
         return update
+
+    def _arrived(self, lookup: Lookup) -> None:
+        self._pending.append(lookup)
+
+    def _check_pending(self) -> None:
+        """Says when gradients pile up that no step applies, and stops before they fill the memory."""
+        count = len(self._pending)
+        if count < _PENDING_SAID:
+            return
+        said = (
+            f"{count} lookups have gradients that no step has applied: their rows learn nothing until then, and the "
+            f"gradients take memory. Call step() of these Embeddings, or of the collection that holds them, after "
+            f"each optimizer.step()."
+        )
+        if count >= self.most_pending:
+            raise HotrowError(f"{said} To accumulate over more lookups, set most_pending of the Embeddings higher.")
+        if not self._pending_said:
+            self._pending_said = True
+            warnings.warn(said, stacklevel=2)
 
     def _summed(self, pending: Sequence[Lookup], step: int) -> Update:
         """Several lookups, or none: one update with the sum of their gradients."""

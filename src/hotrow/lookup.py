@@ -6,6 +6,9 @@ gradients, which therefore needs no sort and no atomics. All features of a batch
 The rows of all tables lie in one flat array, table after table, so that a copy to an accelerator and an exchange
 see one tensor, however many tables there are. Gradients of the results are kept until the step, which sums each
 row's while it updates the row; so until then what was given to `backward` must not be changed in place.
+
+Autograd holds the lookup until its backward comes, before or after a step, and nobody else does: results that are
+dropped take it with them. A second backward needs `retain_graph=True`, as everywhere in PyTorch, and adds.
 """
 
 from __future__ import annotations
@@ -95,6 +98,8 @@ class Lookup:
     pooled: bool = False
     """Whether they were, to be trained on."""
     grads: list[Tensor | None] | None = None
+    arrived: Callable[[Lookup], None] | None = None
+    """Told when the first gradients since the last step are here."""
 
     @cached_property
     def routed(self) -> Routed:
@@ -187,6 +192,8 @@ class Lookup:
     def _add(self, given: list[Tensor | None]) -> None:
         if self.grads is None:
             self.grads = given
+            if self.arrived is not None:
+                self.arrived(self)
             return
         self.grads = [
             new if old is None else old if new is None else old + new
@@ -208,12 +215,13 @@ class Lookup:
 
     def update(self, grads: Gradients, step: int) -> None:
         """Hands the gradients to the tiers."""
+        tickets, self.tickets = self.tickets, None  # each is good for one update
         if self.pooled and grads.places is not None:
             assert self.router.pooling is not None
-            assert self.tickets is not None
-            self.router.pooling.update(self.layout.whole, grads, step, self.tickets[0])
+            ticket = None if tickets is None else tickets[0]
+            self.router.pooling.update(self.layout.whole, grads, step, ticket)
             return
-        self.rest.update(self.routed, grads, step, self.tickets)
+        self.rest.update(self.routed, grads, step, tickets)
 
     def update_first(
         self, grads: Gradients, step: int, chosen: Chosen, following: Lookup | None, late: Chosen, only: Only
@@ -222,10 +230,10 @@ class Lookup:
 
         In the same go the `late` rows of the `following` batch are fetched from the remote tiers that `only` names.
         """
-        assert self.tickets is not None
+        held, self.tickets = self.tickets or [None] * len(self.routed), None
         routed: Routed = []
         tickets: list[Any] = []
-        for (tier, parts), ticket in zip(self.routed, self.tickets, strict=True):
+        for (tier, parts), ticket in zip(self.routed, held, strict=True):
             first = [p if _counts_updates(tier, p) else _some(p, chosen[p.number]) for p in parts]
             routed.append((tier, first if tier.remote else parts))
             tickets.append(None if tier.remote else ticket)
@@ -329,17 +337,19 @@ class _Pool(torch.autograd.Function):
     """All features of a batch in one node: rows to results, whose gradients the lookup keeps."""
 
     @staticmethod
-    def forward(ctx: Any, _: Tensor, lookup: Lookup, rows: Tensor | None) -> tuple[Tensor | None, ...]:
+    def forward(ctx: Any, start: Tensor, lookup: Lookup, rows: Tensor | None) -> tuple[Tensor | None, ...]:
         results, lookup.results = lookup.results, None
         if results is None:
             assert rows is not None
             results = lookup.empty_results()
             lookup.grouping.forward(rows.numpy(), [None if r is None else r.numpy() for r in results])
         ctx.lookup = lookup
+        ctx.save_for_backward(start)
         ctx.set_materialize_grads(False)
         return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, None, None]:
+        _ = ctx.saved_tensors  # PyTorch refuses them, and so a second backward, where the graph was not retained
         ctx.lookup.keep(grads)
         return None, None, None
