@@ -289,7 +289,7 @@ class Parcel:
         self.kinds = tuple(None if a is None else (a.dtype, a.shape) for a in arrays)
         sizes = [0 if a is None else -(-a.nbytes // _ALIGNED) * _ALIGNED for a in arrays]
         self._begins = np.cumsum([0, *sizes]).tolist()
-        self._pinned = torch.empty(self._begins[-1], dtype=torch.uint8, pin_memory=True)
+        self._pinned = torch.empty(self._begins[-1], dtype=torch.uint8, pin_memory=torch.cuda.is_available())
         into = self._pinned.numpy()
         for a, begin in zip(arrays, self._begins, strict=False):
             if a is not None:

@@ -50,7 +50,14 @@ class Case:
         )
         grads = torch.randn(self.shape.size, device=results.device)
         update(
-            self.tables, self.shape, self.grouping, grads, members=self.members, staged=self.staged, handed=self.handed
+            self.tables,
+            self.shape,
+            self.grouping,
+            grads,
+            members=self.members,
+            staged=self.staged,
+            handed=self.handed,
+            seed=torch.ones(1, dtype=torch.int64, device=results.device),
         )
 
     def expected_results(self, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -148,6 +148,12 @@ def test_low_rows_round_up_or_down_by_the_twins_bits(device: str, dtype: torch.d
     assert not torch.equal(before, case.tables.values)
 
 
+def test_an_update_of_rounded_rows_without_a_seed_is_refused(device: str) -> None:
+    case = make(device, [TableSpec(8, 4)], [([(0, "sum")], 4, None)], dtype=torch.bfloat16)
+    with pytest.raises(BatchError, match="changes from step to step"):
+        update(case.tables, case.shape, case.grouping, torch.zeros(case.shape.size, device=device))
+
+
 @pytest.mark.parametrize(("dtype", "x"), [(torch.bfloat16, 1.003), (torch.float16, -1.0003), (torch.float16, 3.3e-7)])
 def test_rounding_is_right_on_average(dtype: torch.dtype, x: float) -> None:
     bits = random_bits_twin(3, torch.arange(20000), 8)

@@ -9,9 +9,10 @@ from hotrow import Batch, Embeddings, Feature, Table
 from hotrow.errors import DataError, SettingsError
 from hotrow.models import DLRMSettings, ModelInputs
 from hotrow.plan import Plan, Share
-from hotrow.table import Eviction
+from hotrow.store.optimizers import SGD
+from hotrow.table import Eviction, Fill
 from hotrow.train.dense import DenseSGD, DenseStep
-from hotrow.train.graph import GraphStep
+from hotrow.train.graph import GraphStep, _Captured
 
 evicting = pytest.mark.parametrize("settings", [{}, {"eviction": Eviction(capacity=40)}], ids=["", "evicting"])
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
@@ -117,6 +118,59 @@ def test_a_graph_trains_as_single_kernels_do():
         keys = torch.arange(60)
         torch.testing.assert_close(one[0].read(table, keys), other[0].read(table, keys), rtol=1e-4, atol=1e-6)
     assert one[0].stats() == other[0].stats()
+
+
+class Summed(torch.nn.Module):
+    """Whose gradient is 1 everywhere, and that has a weight for the dense optimizer."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, embedded, dense):
+        return embedded.vectors().sum(1) + self.bias
+
+
+def rounded(device: str, keys: int) -> tuple[Embeddings, torch.nn.Module, DenseStep]:
+    """A table in bfloat16 with all rows on the device; each step takes a sixteenth of their spacing off values at 1."""
+    table = Table(name="a", dim=8, dtype="bfloat16", init=Fill(value=1.0), optimizer=SGD(lr=2.0**-12))
+    plan = Plan({"a": (Share("device", np.arange(keys)), Share("host"))})
+    model = Summed().to(device)
+    embeddings = Embeddings([table], [Feature(name="a")], plan=plan, device=device)
+    return embeddings, model, DenseStep(model, DenseSGD(lr=0.1))
+
+
+def every_key(keys: int) -> Batch:
+    return Batch.plain({"a": torch.arange(keys)}, dense=torch.zeros(keys, 1), labels=torch.zeros(keys))
+
+
+def test_what_is_captured_rounds_rows_as_single_kernels_do_with_other_bits_at_each_step():
+    one, other = rounded("cpu", 500), rounded("cpu", 500)
+    step = Stepwise(*one)
+    step._tier, step._loss = one[0].device_tier, lambda logits, labels: logits.sum()
+    one[0].prepare = step._pack
+    captured = None
+    for number in range(3):  # the steps before the capture, which is of the same work
+        lookup = one[0].fetch(one[0].group(every_key(500)))
+        captured = captured or _Captured(step, lookup)
+        step._tier.begin_step(number)
+        captured.run(lookup, number)
+        embeddings, model, _ = other
+        model(embeddings(every_key(500)), None).sum().backward()
+        embeddings.step()
+        seen = [each[0].read("a", torch.arange(500)) for each in (one, other)]
+        assert torch.equal(*seen)
+    assert len(seen[0].unique()) > 2  # with the same bits each time a value would have moved at every step, or at none
+
+
+@on_gpu
+def test_a_graph_rounds_rows_with_other_bits_at_each_step():
+    one = rounded("cuda", 500)
+    graph = GraphStep(*one, lambda logits, labels: logits.sum())
+    for _ in range(64):
+        graph(one[0].fetch(one[0].group(every_key(500))))
+    moved = (1.0 - one[0].read("a", torch.arange(500))) * 256  # in the spacing of bfloat16 below 1
+    assert 3.5 < moved.mean() < 4.5 and moved.max() < 32
 
 
 def test_a_graph_is_refused_where_there_is_no_gpu():

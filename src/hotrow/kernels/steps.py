@@ -171,13 +171,18 @@ def update(
 ) -> None:
     """One step of every touched row's optimizer from the flat gradient of the results.
 
-    Summed gradients of staged rows go to `handed`, float32 and laid out as the staged rows are. `seed[1]`, int64,
-    must differ from step to step where rows are stored in less than float32.
+    Summed gradients of staged rows go to `handed`, float32 and laid out as the staged rows are. Where rows are stored
+    in less than float32, `seed[1]`, int64, must be given and differ from step to step.
     """
     if grads.numel() != shape.size:
         raise BatchError(f"The gradient has {grads.numel():,} values, the results of this batch have {shape.size:,}.")
     if (staged is None) != (handed is None):
         raise BatchError("Staged rows and the buffer their gradients are handed out in come together or not at all.")
+    if seed is None and tables.dtype != torch.float32:
+        raise BatchError(
+            f"Rows in {str(tables.dtype).removeprefix('torch.')} are rounded by chance, with other bits at every step: "
+            f"give update a seed[1], int64, that changes from step to step."
+        )
     grads = grads.reshape(-1)
     if shape.expanded:
         assert members is not None
@@ -255,7 +260,9 @@ def tune(
     kept = [(t, at, tables.rows_of(t)[at].clone(), tables.state_of(t)[at].clone()) for t, at in touched]
     key = key_of("update", tables.machine, blocks, tables.dtype, shape.kind)
     best["update"] = choose(
-        key, candidates("update", blocks), lambda c: update(tables, shape, grouping, grads, members=members, config=c)
+        key,
+        candidates("update", blocks),
+        lambda c: update(tables, shape, grouping, grads, members=members, seed=tables.no_seed, config=c),
     )
     for t, at, rows, state in kept:
         tables.rows_of(t)[at] = rows

@@ -164,9 +164,10 @@ class _Captured:
         self._there = lookup.prepared.send(device)
         self._inputs = lookup.prepared.tensors(self._there)
         self._step_number = torch.zeros(1, dtype=torch.int32, device=device)
+        self._seed = self._tier.random()  # of rounding: a graph reads it from where it is at each launch
         self._rows = torch.zeros(self._room, dtype=self._tier.storage.dtype, device=device)
         self._handed = torch.zeros(self._room, device=device)
-        self._back = torch.empty(self._room, pin_memory=True)
+        self._back = torch.empty(self._room, pin_memory=device.type == "cuda")
         self._graph: Any = None
         self._steps = 0
         self._result: Tensor | None = None
@@ -178,6 +179,7 @@ class _Captured:
         """The loss, and the gradients of the staged rows as they will be on the host when the stream is done."""
         lookup.prepared.send(self._tier.device, self._there)
         self._step_number.fill_(step)
+        self._seed.fill_(self._tier.steps)
         assert lookup.rows is not None
         n = lookup.staged_size
         self._rows[:n].copy_(lookup.rows, non_blocking=True)
@@ -210,6 +212,6 @@ class _Captured:
         loss.backward()  # type: ignore[no-untyped-call]
         owner._dense.apply()
         assert results.grad is not None
-        kernels.update(tier.storage, shape, grouping, results.grad, staged=staged, handed=self._handed)
+        kernels.update(tier.storage, shape, grouping, results.grad, staged=staged, handed=self._handed, seed=self._seed)
         tier.count(held.long(), self._step_number)
         return loss.detach()
