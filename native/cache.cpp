@@ -177,6 +177,28 @@ nb::tuple clocks_of(Cache& cache, size_t table, const In<int64_t>& keys) {
     return nb::make_tuple(give(std::move(start)), give(std::move(current)), give(std::move(known)), give(std::move(here)));
 }
 
+// Which keys have a copy that may be read as it is: not known to be further behind its row than the bound.
+auto good_copies(Cache& cache, size_t table, const In<int64_t>& keys) {
+    Copies& copies = *cache.tables.at(table);
+    const CacheSettings& s = cache.settings;
+    std::vector<uint8_t> good(keys.size());
+    {
+        nb::gil_scoped_release release;
+        for (size_t i = 0; i < keys.size(); ++i) {
+            const uint64_t hash = hash_key(keys.data()[i]);
+            const size_t p = Store::part_of(hash);
+            const PartLocks lock(copies.store, p, p + 1);
+            const Part& part = copies.store.part(p);
+            const uint32_t slot = part.find(keys.data()[i], hash);
+            if (slot == kNoSlot) continue;
+            const Side& side = copies.side(slot);
+            const uint64_t most = uint64_t{part.header(slot).clock} + s.read_bound();
+            good[i] = s.sole || s.bound == kUnbounded || (side.doubt == cache.doubt && side.known <= most);
+        }
+    }
+    return give(std::move(good));
+}
+
 }  // namespace
 
 void bind_cache(nb::module_& m) {
@@ -221,6 +243,7 @@ void bind_cache(nb::module_& m) {
             for (auto& t : c.tables) t->joined = false;
         })
         .def("clocks", &clocks_of)
+        .def("good", &good_copies)
         .def("counts", &counts_of)
         .def("behind", [](const Cache& c) {
             std::vector<uint64_t> out(c.counts.behind.begin(), c.counts.behind.end());

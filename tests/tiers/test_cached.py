@@ -381,6 +381,59 @@ def test_a_batch_brought_ahead_costs_no_round_trip_at_its_step():
         assert backing.asked == asked == step + 1
 
 
+@pytest.mark.parametrize("clock", [1000, "unbounded"])
+def test_a_caller_that_narrows_its_parts_still_finds_the_batch_brought_ahead(clock):
+    backing = Counting([Table(name="t", dim=4)])
+    tier = CachedTier(backing, Cache(capacity=10, clock=clock), world=World(0, 2))
+    for step in range(20):  # more than may be brought ahead at a time: none is left behind
+        whole = Part("t", 0, np.array([step, step + 1, 50]), None, 0)
+        tier.prefetch([whole], step)
+        asked = backing.asked
+        some = whole._replace(keys=whole.keys[1:], positions=np.array([1, 2]))
+        rows = np.full(12, np.nan, np.float32)
+        ticket = tier.fetch([some], rows, step)
+        assert np.array_equal(rows[4:].reshape(2, 4), backing.stores()["t"].initial(some.keys))
+        tier.update([some], Gradients(np.zeros(12, np.float32)), step, ticket)
+        assert backing.asked == asked == step + 1
+
+
+def test_what_was_brought_for_another_batch_of_a_step_is_not_taken_for_its_own():
+    host = HostTier([Table(name="t", dim=4, optimizer=SGD(lr=1.0), init=Fill(value=0.0))])
+    tier = CachedTier(host, Cache(capacity=2), world=World(0, 2))
+    for step in range(6):
+        tier.prefetch([Part("t", 0, np.array([100 + step]), None, 0)], step)
+        parts = [Part("t", 0, np.array([7]), None, 0)]
+        tier.update(parts, Gradients(np.full(4, 2.0, np.float32)), step, fetch(tier, parts, step))
+    tier.flush()
+    assert host.stores()["t"].read(np.array([7]))[0].tolist() == [-6.0] * 4
+    tier.prefetch([Part("t", 0, np.array([8]), None, 0)], 6)
+    fetch(tier, [Part("t", 0, np.array([100]), None, 0)], 9)
+    fetch(tier, [Part("t", 0, np.array([101]), None, 0)], 10)
+    assert tier.counters()["rows"] == 2  # nothing is held for steps that are past
+
+
+def test_an_evaluation_reads_no_copy_that_is_known_to_be_further_behind_than_the_bound():
+    """Worker 0 has copies of two rows; the other trains one of them more often than the bound, and the other once."""
+    host = HostTier([Table(name="t", dim=2, optimizer=SGD(lr=2.0), init=Fill(value=0.0))])
+    cache = Cache(capacity=100, clock=20, drift=0, ahead=0, sample=0)
+    mine, theirs = (CachedTier(host, cache, world=World(rank, 2)) for rank in range(2))
+
+    def train(tier: CachedTier, keys: list[int], step: int) -> None:
+        parts = [Part("t", 0, np.array(keys), None, 0)]
+        tier.update(parts, Gradients(np.ones(2 * len(keys), np.float32)), step, fetch(tier, parts, step))
+
+    train(mine, [1, 2], 0)
+    mine.flush()
+    for step in range(100):
+        train(theirs, [1, 2] if step == 0 else [1], step)
+    theirs.flush()
+    train(mine, [3], 100)  # hears with the answer what the other one wrote back
+    rows = np.empty(4, np.float32)
+    mine.read([Part("t", 0, np.array([1, 2]), None, 0)], rows, 101)
+    assert rows[:2].tolist() == [-101.0, -101.0] == host.stores()["t"].read(np.array([1]))[0].tolist()
+    assert -2.0 <= rows[2] <= -1.0
+
+
 def test_the_only_worker_asks_for_nothing_while_its_copies_are_good():
     backing = Counting([Table(name="t", dim=4)])
     tier = CachedTier(backing, Cache(capacity=10, clock=5))

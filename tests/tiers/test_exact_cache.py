@@ -23,7 +23,11 @@ Steps = list[list[np.ndarray]]  # of each step the keys of every rank
 
 
 def train(tier: Tier, tables: list[Table], steps: Steps, rank: int, seen: list[np.ndarray]) -> None:
-    """Gradients that depend on what is read: a row that is another one shows at once."""
+    """Gradients that depend on what is read: a row that is another one shows at once. Each step ends by reading all."""
+    every, end = [], 0
+    for i, table in enumerate(tables):
+        every.append(Part(table.name, i, np.arange(KEYS), None, end))
+        end += KEYS * table.dim
     for step, of_rank in enumerate(steps):
         parts, start = [], 0
         for i, table in enumerate(tables):
@@ -33,6 +37,9 @@ def train(tier: Tier, tables: list[Table], steps: Steps, rank: int, seen: list[n
         ticket = tier.fetch(parts, rows, step)
         seen.append(rows.copy())
         tier.update(parts, Gradients(np.cos(rows + step).astype(np.float32)), step, ticket)
+        rows = np.empty(end, np.float32)
+        tier.read(every, rows, step + 1)
+        seen.append(rows)
 
 
 def run(tables: list[Table], steps: Steps, ranks: int, addresses: list[str], cache: Cache | None) -> tuple:

@@ -43,6 +43,7 @@ from hotrow.tiers.tier import Floats, Gradients, Part, Tier
 from hotrow.world import World
 
 Keys = npt.NDArray[np.int64]
+_NO_KEYS = np.empty(0, np.int64)
 _NO_GRADS = np.empty(0, np.float32)
 _POLICIES = ("lru", "lfu", "pinned")
 _FLUSHED_AT_ONCE = 64 << 20  # bytes
@@ -128,7 +129,7 @@ class CachedTier(Tier):
         self._copies = {table.name: RowStore(table, seed) for table in copies}
         self.cache = self._open()
         self._checker = checker
-        self._ahead: dict[int, tuple[Sequence[Part], _native.Trip]] = {}
+        self._ahead: dict[int, tuple[Sequence[Part], _native.Trip]] = {}  # by step
         self._lock = threading.Lock()  # of the exchange: one at a time
         self._step = 0
         self._failed: str | None = None
@@ -176,10 +177,13 @@ class CachedTier(Tier):
         return s.ahead if s.bound > 2 * ranks * (s.ahead + 1) else 0
 
     def prefetch(self, parts: Sequence[Part], step: int) -> None:
-        """Brings the rows of a coming batch, and holds them until its update. To be called in the order of batches."""
+        """Brings the rows of step `step`'s batch, and holds them until its update. To be called in the order of steps.
+
+        They are found by the step: whoever fetches for it, all of these keys or some of them, costs no exchange.
+        """
         with self._lock:
-            if len(self._ahead) < self.looks_ahead and id(parts) not in self._ahead:
-                self._ahead[id(parts)] = (parts, self._bring(parts, step))
+            if len(self._ahead) < self.looks_ahead and step not in self._ahead:
+                self._ahead[step] = (parts, self._bring(parts, step))
 
     def fetch(self, parts: Sequence[Part], rows: Floats, step: int) -> Any:
         trip = self._held(parts, step)
@@ -190,9 +194,9 @@ class CachedTier(Tier):
         return trip
 
     def read(self, parts: Sequence[Part], rows: Floats, step: int) -> None:
-        """Copies where there are some, the server's rows for the others."""
+        """Copies that are within the bound as far as is known here, the server's rows for the others."""
         with self._lock:  # so that no copy is evicted between two looks
-            here = [self._copies[part.table].contains(part.keys) for part in parts]
+            here = [self.cache.good(self._numbers[part.table], part.keys) != 0 for part in parts]
             away = [_some(part, ~mask) for part, mask in zip(parts, here, strict=True)]
             if any(len(part.keys) for part in away):
                 self.backing.read(away, rows, step)
@@ -268,12 +272,18 @@ class CachedTier(Tier):
 
     def _held(self, parts: Sequence[Part], step: int) -> _native.Trip:
         """The batch's rows, here and held: exchanged for ahead of time, or now."""
-        found = self._ahead.pop(id(parts), None)  # without the lock: a later batch may be on its way
-        if found is not None:
-            return found[1]
+        trip = self._brought(parts, step)  # without the lock: a later batch may be on its way
+        if trip is not None:
+            return trip
         with self._lock:
-            found = self._ahead.pop(id(parts), None)
-            return self._bring(parts, step) if found is None else found[1]
+            return self._brought(parts, step) or self._bring(parts, step)
+
+    def _brought(self, parts: Sequence[Part], step: int) -> _native.Trip | None:
+        """What was brought for a step, if these keys are among it; else it holds rows for nobody, and is let go."""
+        for past in [s for s in list(self._ahead) if s < step]:
+            self._ahead.pop(past, None)
+        found = self._ahead.pop(step, None)
+        return found[1] if found is not None and _among(parts, found[0]) else None
 
     def _bring(self, parts: Sequence[Part], step: int) -> _native.Trip:
         self._step = max(self._step, step)
@@ -315,6 +325,14 @@ class CachedTier(Tier):
         """The current clocks of a part's copies, -1 where there is none."""
         _, current, _, here = self.cache.clocks(self._numbers[part.table], part.keys)
         return np.where(here, current.astype(np.int64), -1)
+
+
+def _among(parts: Sequence[Part], others: Sequence[Part]) -> bool:
+    """Whether the keys of `parts` are all among those of `others`."""
+    keys = {part.table: part.keys for part in others}
+    return all(
+        part.keys is keys.get(part.table) or np.isin(part.keys, keys.get(part.table, _NO_KEYS)).all() for part in parts
+    )
 
 
 def _some(part: Part, mask: npt.NDArray[np.bool_]) -> Part:

@@ -7,6 +7,7 @@ between two uses never comes down again: key and clock of a copy go up at its ne
 back only if its clock is another one by then.
 
 It saves at most half of the bytes, those of reads; rows that all workers use at every step are fetched as without it.
+Evaluations read all rows from the shards, as without it.
 A worker alone has no need of it: with `CachedTier` it is exact at any bound.
 """
 
@@ -24,7 +25,7 @@ from hotrow.errors import SettingsError
 from hotrow.store.store import update
 from hotrow.tiers.cached import Cache, CachedTier
 from hotrow.tiers.served import ServedTier
-from hotrow.tiers.tier import Gradients, Part
+from hotrow.tiers.tier import Floats, Gradients, Part
 from hotrow.world import World
 
 
@@ -47,6 +48,10 @@ class ExactCachedTier(CachedTier):
 
     def _checks(self, table: Any) -> bool:
         return True
+
+    def read(self, parts: Sequence[Part], rows: Floats, step: int) -> None:
+        """The shards' rows: whether a copy is one of them is only known once it is asked."""
+        self._served.read(parts, rows, step)
 
     def update(self, parts: Sequence[Part], grads: Gradients, step: int, ticket: Any = None) -> None:
         trip = ticket if isinstance(ticket, _native.Trip) else self._held(parts, step)
