@@ -148,10 +148,6 @@ def test_a_wrong_setting_is_named_with_its_file_and_the_nearest_right_one(run_fi
     assert said in message
 
 
-def test_evaluations_need_a_split(run_file):
-    assert "set data.test" in refused(run_file(SMALL), "train.evaluate_every=5", "data.test=''")
-
-
 def test_every_wrong_setting_is_named_at_once(run_file):
     message = refused(run_file(SMALL), "train.epochs=-1", "data.batch_size=0.5")
     assert "train.epochs" in message

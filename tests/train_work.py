@@ -6,6 +6,8 @@ import tomllib
 from typing import Any
 from unittest import mock
 
+import torch.distributed as dist
+
 from hotrow.run import Run
 from hotrow.settings import parse
 from hotrow.tiers import HostTier
@@ -24,6 +26,19 @@ def train_run(world: World, text: str, resume: bool = False) -> dict[str, object
         for name in names:
             del os.environ[name]
     return {"stopped": result.stopped, "steps": result.steps, "samples": result.samples, "metrics": result.metrics}
+
+
+def groups(world: World, text: str) -> list[float]:
+    """How many seconds each process group that a run makes waits for the other ranks."""
+    seconds, new_group = [], dist.new_group
+
+    def seen(*arguments: Any, timeout: Any = None, **named: Any) -> Any:
+        seconds.append(0.0 if timeout is None else timeout.total_seconds())
+        return new_group(*arguments, timeout=timeout, **named)
+
+    with mock.patch.object(dist, "new_group", seen):
+        train_run(world, text)
+    return seconds
 
 
 def train_unevenly(world: World, text: str) -> dict[str, object]:

@@ -81,7 +81,7 @@ class Embeddings(nn.Module):
     """Rows for features, from the tiers of a plan; everything in this process's memory unless told otherwise.
 
     Results are computed on `device`. With `device_rows` the tiers of several ranks that the plan asks for have their
-    rows there too, where it names every key of theirs.
+    rows there too, where it names every key of theirs. `timeout` is how many seconds an exchange of ranks may take.
     """
 
     most_pending = 256
@@ -98,6 +98,7 @@ class Embeddings(nn.Module):
         device: torch.device | str | None = None,
         device_rows: bool = False,
         world: World | None = None,
+        timeout: float | None = None,
     ) -> None:
         super().__init__()
         self.tables = _by_name("table", tables)
@@ -116,6 +117,7 @@ class Embeddings(nn.Module):
         self._check(plan)
         self._device = torch.device(device or "cpu")
         self._rows_on = self._device if device_rows else None
+        self._timeout = timeout
         if tiers is None:
             tiers = {"host": HostTier(tables, seed)} if self.world.size == 1 else {}
         self.router = Router(self._with_named(tiers, plan), plan)
@@ -328,7 +330,7 @@ class Embeddings(nn.Module):
     def _with_named(self, tiers: Mapping[str, Tier], plan: Plan) -> dict[str, Tier]:
         """The tiers, and those for a device or for several ranks that the plan names and that are not there."""
         tables = list(self.tables.values())
-        tiers = with_collective(tiers, plan, tables, self.world, self.seed, self._rows_on)
+        tiers = with_collective(tiers, plan, tables, self.world, self.seed, self._rows_on, self._timeout)
         named = {share.tier for shares in plan.shares.values() for share in shares}
         if "device" not in named or "device" in tiers:
             return tiers

@@ -28,7 +28,7 @@ from hotrow.data.neighbours import Neighbours
 from hotrow.data.steps import Step
 from hotrow.errors import SettingsError, nearest
 from hotrow.models import Model
-from hotrow.policy import Exact, Policy, Sync
+from hotrow.policy import Policy, Sync
 from hotrow.settings import Settings, parse
 from hotrow.sizes import parse_size
 from hotrow.store.optimizers import Optimizer, RowWiseAdagrad
@@ -182,12 +182,19 @@ class Cluster(Settings):
         None,
         description="host: this process; served: the shards; sharded: a part on each rank; replicated: all on each",
     )
-    wire: Literal["float32", "bfloat16", "float16"] = Field("float32", description="rows and gradients on the way")
+    wire: Literal["float32", "bfloat16", "float16"] | None = Field(
+        None, description="rows and gradients on the way; as a plan for ranks says, else float32, if not given"
+    )
     exchange: Literal["gloo", "nccl"] = Field(
         "gloo", description="how ranks send each other rows: from host memory, or from device to device"
     )
     key: Path | None = Field(None, description="the trainers' key file, for shards on other machines (hotrow keys)")
-    timeout: float = Field(60.0, gt=0, description="seconds that a shard or another rank is waited for")
+    timeout: float | None = Field(
+        None,
+        gt=0,
+        description="seconds that a shard or another rank is waited for; 60 for a shard, 300 for rows of a rank and "
+        "1,800 for all else of it if not given",
+    )
     cache: Cache | None = Field(None, description="copies of rows in this process, in front of the shards")
 
     @model_validator(mode="after")
@@ -260,50 +267,6 @@ class Run(Settings):
     plan: PlanSection | None = None
     cluster: Cluster = Cluster()
     output: Output
-
-    @model_validator(mode="after")
-    def _evaluations_need_a_split(self) -> Run:
-        if self.plan is not None and self.plan.mode == "hot_cold" and not self.data.test:
-            raise PydanticCustomError(
-                "sentence", "plan.mode: hot_cold is steered by the loss on a test split; set data.test."
-            )
-        if self.train.evaluate_every is not None and not self.data.test:
-            raise PydanticCustomError(
-                "sentence", "train.evaluate_every: there is no split to evaluate on; set data.test."
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _nothing_is_planned_for_what_arrives(self) -> Run:
-        if self.data.follow is not None and self.plan is not None:
-            raise PydanticCustomError(
-                "sentence", "data.follow: a plan is made for a data set, not for a log that grows. Take [plan] away."
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _exact_needs_fresh_rows(self) -> Run:
-        if isinstance(self.policy, Exact) and self.cluster.cache is not None:
-            raise PydanticCustomError(
-                "sentence",
-                "policy: exact reads rows again where they live, so a cache is of no use to it. Take cluster.cache "
-                'away, or set policy.name = "sync" with cluster.cache.clock = 0.',
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _nccl_is_for_devices(self) -> Run:
-        if self.cluster.exchange == "nccl" and self.train.device != "cuda":
-            raise PydanticCustomError(
-                "sentence", 'cluster.exchange: "nccl" is for ranks with a device; set train.device = "cuda".'
-            )
-        if self.cluster.exchange == "nccl" and not isinstance(self.policy, Sync):
-            raise PydanticCustomError(
-                "sentence",
-                'cluster.exchange: "nccl" works with policy.name = "sync" only: another thread that fetches could wait '
-                "for one that updates on another rank. Leave one of the two out.",
-            )
-        return self
 
     @field_validator("optimizer", mode="before")
     @classmethod

@@ -200,8 +200,6 @@ def test_what_a_file_says_wrongly_ends_the_run_with_its_place(make_run, incoming
 def test_settings_that_cannot_be_are_refused(make_run, incoming, tmp_path):
     with pytest.raises(DataError, match="There is no folder"):
         train(following(make_run, tmp_path / "nowhere"))
-    with pytest.raises(SettingsError, match="Take .plan. away"):
-        following(make_run, incoming, plan={"memory": "1MiB"})
     with pytest.raises(SettingsError, match="idle"):
         following(make_run, incoming, follow={"idle": -1})
     with pytest.raises(HotrowError, match="kafka://HOST:PORT/TOPIC"):

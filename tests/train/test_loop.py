@@ -367,7 +367,7 @@ def test_one_worker_with_a_cache_where_rows_come_and_go_repeats(make_run, tmp_pa
 
 
 def test_nothing_brought_ahead_under_a_bound_is_no_standstill(make_run):
-    assert train(make_run(train__steps=4, policy={"name": "bounded", "ahead": 0})).steps == 4
+    assert train(make_run(train__steps=4, policy={"name": "bounded", "ahead": 0}, cluster={"cache": {}})).steps == 4
 
 
 def test_labels_between_0_and_1_are_trained_on_and_evaluated(make_run, write_log, tmp_path):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from hotrow.errors import HotrowError, SettingsError
+from hotrow.errors import SettingsError
 from hotrow.service.shard import Shard
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.evaluate import Ranker, evaluate, evaluate_path
@@ -216,6 +216,23 @@ def test_a_checkpoint_cut_under_load_has_the_same_loss_on_any_number_of_shards(m
         assert losses[0] == pytest.approx(seen[checkpoint.step]["log_loss"], rel=1e-6)
 
 
+@pytest.mark.parametrize("rows", ["sharded", "replicated"])
+def test_rows_of_ranks_travel_as_the_run_says(make_run, tmp_path, trained, rows):
+    found = {}
+    for wire in (None, "float32", "bfloat16"):
+        cluster = {"rows": rows} if wire is None else {"rows": rows, "wire": wire}
+        run = make_run(**EXACT, cluster=cluster, train__steps=8, output__folder=str(tmp_path / f"{wire}"))
+        trained(run)
+        found[wire] = losses(run)
+    assert found[None] == found["float32"] != found["bfloat16"]
+    assert found["bfloat16"] == pytest.approx(found["float32"], rel=1e-2)
+
+
+def test_ranks_wait_for_each_other_as_long_as_the_run_says(make_run, pool):
+    groups = pool.run(2, "train_work:groups", make_run(train__steps=1, cluster={"timeout": 77.0}).to_toml())
+    assert all(groups) and {seconds for of_rank in groups for seconds in of_rank} == {77.0}
+
+
 def test_what_the_first_rank_refuses_all_refuse_with_the_same_sentence(make_run, pool):
     run = make_run(train__steps=2)
     train(run)
@@ -227,7 +244,7 @@ def test_what_the_first_rank_refuses_all_refuse_with_the_same_sentence(make_run,
 def test_rows_on_the_host_of_several_ranks_are_refused(make_run, pool):
     for kind, said, _ in pool.answers(2, "train_work:train_run", make_run(cluster={"rows": "host"}).to_toml()):
         assert kind == "SettingsError"
-        assert 'cluster.rows is "host", but there are 2 ranks' in said
+        assert 'cluster.rows: it is "host", but there are 2 ranks' in said
 
 
 @pytest.mark.parametrize("tables", [ADAGRAD, {"dim": 4, "optimizer": {"name": "adam", "lr": 0.05}}], ids=str)
@@ -256,7 +273,3 @@ def test_a_cache_in_front_of_shards_or_of_this_process_changes_nothing_for_one_w
 def test_settings_that_cannot_work_are_refused(make_run):
     with pytest.raises(SettingsError, match=r"rows = .served."):
         make_run(cluster={"shards": ["tcp://127.0.0.1:7700"], "rows": "sharded"})
-    with pytest.raises(SettingsError, match="exact reads rows again"):
-        make_run(cluster={"shards": ["tcp://127.0.0.1:7700"], "cache": {}}, policy={"name": "exact"})
-    with pytest.raises(HotrowError, match="there are no shards"):
-        train(make_run(cluster={"rows": "served"}))

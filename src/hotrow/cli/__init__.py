@@ -126,6 +126,7 @@ def train(
     """
     from hotrow.cli import show
     from hotrow.run import load_run
+    from hotrow.train.compatibility import following
     from hotrow.train.loop import train as train_run
     from hotrow.train.progress import watching
 
@@ -136,7 +137,12 @@ def train(
     if follow is not None:
         log = follow if "://" in follow else str(Path(follow).resolve())
         settings.append(f"data.follow.path={json.dumps(log)}")
-    result = train_run(load_run(run_file, settings), resume=resume, overwrite=overwrite, progress=watching())
+    run = load_run(run_file, settings)
+    if follow is not None:
+        run, unread = following(run)
+        if unread:
+            print(f"hotrow: a followed log is read once, as it arrives, without {', '.join(unread)}.", file=sys.stderr)
+    result = train_run(run, resume=resume, overwrite=overwrite, progress=watching())
     stopped_by_signal = result.stopped.startswith("SIG")
     _give(show.result_as_data(result), as_json, show.trained)
     if stopped_by_signal:

@@ -35,6 +35,7 @@ from hotrow.cluster.process import Command, Process
 from hotrow.errors import HotrowError, SettingsError
 from hotrow.run import Run
 from hotrow.store.folder import FolderLock
+from hotrow.train.compatibility import refuse_problems
 from hotrow.train.logs import RunFolder
 
 Say = Callable[[str], None]
@@ -57,6 +58,9 @@ class Death:
 class LocalCluster:
     """A run's processes, supervised until its end."""
 
+    elsewhere = False
+    """Whether trainers may run on hosts that see other files than this one."""
+
     def __init__(
         self,
         run: Run,
@@ -75,10 +79,7 @@ class LocalCluster:
                 f"{folder.path} already holds a run. Use --resume to go on with it, --overwrite to start afresh, or "
                 f"another output.folder."
             )
-        if shards and run.cluster.shards:
-            raise SettingsError(
-                "cluster.shards names shards that run already, and --shards would start others; give one of them."
-            )
+        refuse_problems(run, ranks=trainers, shards=shards, elsewhere=self.elsewhere)
         self._lock = FolderLock(
             folder.path, "Another hotrow up is at this run; stop it first, or give another output.folder."
         )

@@ -136,6 +136,8 @@ class RayProcess(Command):
 class RayCluster(LocalCluster):
     """A run's processes on the hosts of a Ray cluster, supervised until its end."""
 
+    elsewhere = True
+
     def __init__(
         self,
         run: Run,
@@ -202,8 +204,10 @@ class RayCluster(LocalCluster):
     def _start(self, name: str, arguments: list[str], environment: dict[str, str] | None = None) -> Command:
         role, _, number = name.partition(" ")
         key = self._keys.get(role)
-        if key is not None:
-            arguments = [*arguments, *(["--key", KEY] if role == "shard" else ["--set", f'cluster.key="{KEY}"'])]
+        if key is not None and role == "shard":
+            arguments = [*arguments, "--key", KEY]
+        elif key is not None and self.addresses:
+            arguments = [*arguments, "--set", f'cluster.key="{KEY}"']
         log = self._log(name)
         start = (arguments, log, environment or {}, key)
         return RayProcess(name, self._seats[role][int(number)], start, log, listen=self._heard, ended=self._ended)

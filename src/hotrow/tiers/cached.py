@@ -59,14 +59,21 @@ class Cache(Settings):
         "lfu", description="who stays: last used, most used, or popular rows and then those last used"
     )
     popular: int = Field(16, ge=1, description="uses after which policy pinned keeps a row")
-    clock: int | Literal["unbounded"] = Field(100, description="updates by which a copy may differ from its row")
+    clock: int | Literal["unbounded"] | None = Field(
+        None, description="updates by which a copy may differ from its row; as the policy says, else 100, if not given"
+    )
     drift: float = Field(
         0.02,
         ge=0,
         le=1,
         description="share of a row's updates by which a copy may differ while `clock` allows more; 0: off",
     )
-    ahead: int = Field(2, ge=0, le=64, description="batches that are exchanged for ahead of their step")
+    ahead: int | None = Field(
+        None,
+        ge=0,
+        le=64,
+        description="batches that are exchanged for ahead of their step; as the policy says, else 2, if not given",
+    )
     sample: int = Field(64, ge=0, description="of so many rows one is checked at every use, for statistics; 0: none")
 
     @field_validator("capacity")
@@ -78,7 +85,7 @@ class Cache(Settings):
 
     @field_validator("clock")
     @classmethod
-    def _is_a_bound(cls, clock: int | str) -> int | str:
+    def _is_a_bound(cls, clock: int | str | None) -> int | str | None:
         if isinstance(clock, int) and not 0 <= clock < 2**31:
             raise ValueError('the clock is a number from 0 on, or "unbounded"')
         return clock
@@ -86,7 +93,14 @@ class Cache(Settings):
     @property
     def bound(self) -> int | None:
         """The clock as a number; None for no bound."""
-        return None if isinstance(self.clock, str) else self.clock
+        if isinstance(self.clock, str):
+            return None
+        return 100 if self.clock is None else self.clock
+
+    @property
+    def depth(self) -> int:
+        """Batches that may be exchanged for ahead of their step."""
+        return 2 if self.ahead is None else self.ahead
 
 
 class Backing(Protocol):
@@ -171,10 +185,10 @@ class CachedTier(Tier):
         """
         s, ranks = self.settings, self.world.size
         if ranks == 1:
-            return 0 if any(t.admission or t.eviction for t in self.tables.values()) else s.ahead
+            return 0 if any(t.admission or t.eviction for t in self.tables.values()) else s.depth
         if s.bound is None:
-            return s.ahead
-        return s.ahead if s.bound > 2 * ranks * (s.ahead + 1) else 0
+            return s.depth
+        return s.depth if s.bound > 2 * ranks * (s.depth + 1) else 0
 
     def prefetch(self, parts: Sequence[Part], step: int) -> None:
         """Brings the rows of step `step`'s batch, and holds them until its update. To be called in the order of steps.

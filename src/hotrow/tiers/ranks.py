@@ -43,12 +43,13 @@ def with_collective(
     world: World,
     seed: int,
     device: torch.device | None = None,
+    timeout: float | None = None,
 ) -> dict[str, Tier]:
     """The tiers, and those that the plan names for several ranks and that are not there; all travel as it says.
 
     A plan from `hotrow plan --topology` is chosen for one way of deduplicating keys and one format on the wire, so
     what it predicts holds for those only. One that says nothing leaves tiers as they are, new ones as their defaults.
-    With a `device`, new tiers whose every key the plan names have their rows there.
+    With a `device`, new tiers whose every key the plan names have their rows there. `timeout` is that of new tiers.
     """
     named = {share.tier for shares in plan.shares.values() for share in shares}
     last = {shares[-1].tier: table for table, shares in plan.shares.items()}
@@ -59,6 +60,8 @@ def with_collective(
             continue
         tier = out.get(name)
         rows: dict[str, Any] = {} if name in last else {"device": device, "keys": plan.keys_on(name)}
+        if timeout is not None:
+            rows["timeout"] = timeout
         if isinstance(tier, CollectiveTier):
             if tier.on_device and name in last:
                 raise SettingsError(

@@ -65,6 +65,7 @@ class Ranker:
             device=self.device,
             device_rows=run.plan is not None and run.plan.device_rows,
             world=self.ranks.world,
+            timeout=run.cluster.timeout,
         )
         torch.manual_seed(run.train.seed)
         inputs = ModelInputs(features, {f.name: dims[f.table] for f in features}, len(schema.dense))

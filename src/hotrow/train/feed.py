@@ -31,15 +31,8 @@ class Feed:
 
     def __init__(self, ranker: Ranker) -> None:
         self.ranker, self.run = ranker, ranker.run
-        if not ranker.data.samples(self.run.data.train):
-            raise HotrowError(f'The split "{self.run.data.train}" of {self.run.data.path} has no samples to train on.')
         self.step = self.epoch = self.batch = 0  # steps made, and the batch of this epoch that comes next
-        self._epoch_reader = ranker.reader(self.run.data.train, shuffle=False)
-        if not len(self._epoch_reader):
-            raise HotrowError(
-                f'The split "{self.run.data.train}" of {self.run.data.path} has fewer samples than there are ranks, '
-                f"{ranker.ranks.world.size}."
-            )
+        self._samples, self._batches = self._of_epoch()
         self.phases = Phases()
         self.ended = False  # whether no more will come, where nobody knew how much there would be
         self._pipeline: Pipeline | None = None
@@ -47,7 +40,20 @@ class Feed:
     @property
     def batches(self) -> int:
         """Steps an epoch has."""
-        return len(self._epoch_reader)
+        return self._batches
+
+    def _of_epoch(self) -> tuple[int, int]:
+        """The samples and steps an epoch has, of all ranks together."""
+        data = self.run.data
+        if not self.ranker.data.samples(data.train):
+            raise HotrowError(f'The split "{data.train}" of {data.path} has no samples to train on.')
+        reader = self.ranker.reader(data.train, shuffle=False)
+        if not len(reader):
+            raise HotrowError(
+                f'The split "{data.train}" of {data.path} has fewer samples than there are ranks, '
+                f"{self.ranker.ranks.world.size}."
+            )
+        return reader.samples, len(reader)
 
     @property
     def epoch_of_last(self) -> int:
@@ -62,11 +68,11 @@ class Feed:
     @property
     def step_samples(self) -> int:
         """Samples of the step that comes next, on all ranks together."""
-        return min(self._most, self._epoch_reader.samples - self.batch * self._most)
+        return min(self._most, self._samples - self.batch * self._most)
 
     @property
     def _most(self) -> int:
-        return self._epoch_reader.world * self._epoch_reader.batch_size
+        return self.ranker.ranks.world.size * self.run.data.batch_size
 
     def start(self) -> list[str]:
         """Makes ready for a run's first step; says what there is to say."""

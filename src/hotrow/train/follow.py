@@ -5,6 +5,7 @@ pipeline ends, with every update applied, and the log is looked at again and aga
 a run that is killed and resumed trains on each sample once. What was learned is written after
 `data.follow.checkpoint_every` seconds, for a `Predictor` in another process to pick up; with `train.incremental` that
 is the rows that changed. One process trains: the order in which files arrive is no agreement between several.
+Nothing of the data set's training split is read; its schema is the log's, and its test split is evaluated on.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from hotrow.data.fresh import batch_of
 from hotrow.data.growing import Arrived, Follow, GrowingLog
 from hotrow.data.kafka import KafkaLog
 from hotrow.data.schema import Schema
-from hotrow.errors import SettingsError
 from hotrow.train.evaluate import Ranker
 from hotrow.train.feed import Feed, Line
 from hotrow.train.pipeline import Fetched
@@ -42,8 +42,6 @@ class Following(Feed):
         super().__init__(ranker)
         assert self.run.data.follow is not None
         self.settings = self.run.data.follow
-        if ranker.ranks.world.size > 1:
-            raise SettingsError("data.follow: one process can follow a log, not several ranks. Take the setting away.")
         self.log = log or open_log(self.settings, ranker.data.schema, self.run.data.batch_size)
         self.samples = 0  # of the log, up to here
         self._read: deque[Arrived] = deque()  # and not trained on yet
@@ -51,6 +49,10 @@ class Following(Feed):
         self._lines: list[Line] = []
         self._heard = self._cut_at = time.monotonic()
         self._cut_step = 0
+
+    def _of_epoch(self) -> tuple[int, int]:
+        """There are no epochs, and the split that was trained on before need not be there any more."""
+        return 0, 0
 
     @property
     def left(self) -> float:

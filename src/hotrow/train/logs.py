@@ -46,6 +46,9 @@ _FREE = {
     "data.test",
 }
 
+# What says how a split is read, of which a run that follows a log reads none.
+_OF_A_SPLIT = {"data.train", "data.shuffle", "data.seed"}
+
 # Where rows live may change, for a checkpoint goes on anywhere; and a run may begin to follow a log, or end to.
 _PLACES = ("cluster", "data.follow")
 
@@ -187,10 +190,12 @@ def _events(folder: Path, step: int) -> Any:
 def _same_run(before: Run, now: Run, folder: Path) -> None:
     then, today = _flat(before.model_dump(mode="json")), _flat(now.model_dump(mode="json"))
     steers = {"data.test"} if now.plan is not None and now.plan.mode == "hot_cold" else set()
+    follows = before.data.follow is not None or now.data.follow is not None
+    free = _FREE - steers | (_OF_A_SPLIT if follows else set())
     changed = [
         f"{name} was {then.get(name)!r} and is now {today.get(name)!r}"
         for name in sorted(then.keys() | today.keys())
-        if then.get(name) != today.get(name) and name not in _FREE - steers and not name.startswith(_PLACES)
+        if then.get(name) != today.get(name) and name not in free and not name.startswith(_PLACES)
     ]
     if changed:
         raise SettingsError(

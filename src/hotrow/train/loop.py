@@ -28,6 +28,7 @@ from torch.nn import functional as F
 from hotrow.errors import CheckpointError, HotrowError
 from hotrow.run import EarlyStopping, Run
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
+from hotrow.train.compatibility import refuse_problems
 from hotrow.train.dense import DenseStep
 from hotrow.train.evaluate import Ranker, evaluate, host
 from hotrow.train.feed import Feed
@@ -39,9 +40,10 @@ from hotrow.train.pipeline import Fetched, Inputs
 from hotrow.train.planned import Planned
 from hotrow.train.planned_ranks import PlannedRanks
 from hotrow.train.progress import Progress
-from hotrow.train.ranks import FLAGS, DenseSync, Ranks, together
+from hotrow.train.ranks import FLAGS, RANKS_S, DenseSync, Ranks, together
 from hotrow.train.signals import Signals
 from hotrow.train.state import Result, State, generators, seed_of, set_generators
+from hotrow.world import World
 
 _SHOWN_EVERY = 1.0
 """Seconds between two looks at the loss of a GPU, for whoever is watching."""
@@ -49,8 +51,13 @@ _SHOWN_EVERY = 1.0
 
 def train(run: Run, *, resume: bool = False, overwrite: bool = False, progress: Progress | None = None) -> Result:
     """Trains as `run` says, into its run folder; `resume` goes on from the last checkpoint there."""
+    world, cluster = World.here(), run.cluster
     try:
-        with host(run), together(run.train.device, nccl=run.cluster.exchange == "nccl") as ranks:
+        refuse_problems(run, ranks=world.size, nodes=world.nodes)
+        with (
+            host(run),
+            together(run.train.device, nccl=cluster.exchange == "nccl", timeout=cluster.timeout or RANKS_S) as ranks,
+        ):
             trainer = Trainer(run, ranks, resume=resume, overwrite=overwrite, progress=progress or Progress())
             with contextlib.closing(trainer):
                 return trainer.train()
@@ -69,6 +76,7 @@ class Trainer:
         self.dense = DenseStep(self.ranker.model, run.optimizer)
         self.sync = DenseSync(self.ranker.model, ranks)
         self.state = State()
+        self._trained_on = ""
         self.feed = _feed(self.ranker)
         if run.data.test and not self.ranker.data.samples(run.data.test):
             raise HotrowError(
@@ -332,7 +340,8 @@ class Trainer:
     def _restore(self, found: Path) -> None:
         checkpoint = Checkpoint(found)
         state = dict(checkpoint.state)
-        if state.pop("data") != self._data():
+        self._trained_on = state.pop("data")
+        if self._trained_on not in ("", self._data()):
             raise HotrowError(
                 f'The split "{self.run.data.train}" of {self.run.data.path} is not the one that {found} was trained on.'
             )
@@ -349,7 +358,9 @@ class Trainer:
         self.progress.say(f"Going on after step {self.state.step:,}, from {found}.")
 
     def _data(self) -> str:
-        """What the training split holds, in one number."""
+        """What the training split holds, in one number; a run that follows a log keeps that of the one before."""
+        if self.run.data.follow is not None:
+            return self._trained_on
         parts = self.ranker.data.parts(self.run.data.train)
         return hashlib.sha256("".join(part.sha256 for part in parts).encode()).hexdigest()
 

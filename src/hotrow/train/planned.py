@@ -45,16 +45,11 @@ class Planned(Feed):
         self.settings = settings
         self.tables = list(ranker.embeddings.tables.values())
         self.device_bytes = 0  # the most there were
-        self._epoch_batches = super().batches
         self._closing = contextlib.ExitStack()
         self._began = 0  # the step after which the plan in force began
         self._before = Seen()  # what had been accessed then,
         self._logged = Seen()  # and at the last line of metrics
         self._whole: Seen | None = None  # what was accessed in whole epochs under the plan in force
-
-    @property
-    def batches(self) -> int:
-        return self._epoch_batches
 
     def start(self) -> list[str]:
         plan = self._first_plan()
@@ -205,12 +200,6 @@ class Planned(Feed):
             plan.check(self.tables)
         except SettingsError as error:
             raise SettingsError(f"plan.path: {path}: {error}") from None
-        if "topology" in plan.facts:
-            raise SettingsError(
-                f"plan.path: {path} is for ranks (hotrow plan --topology), and this is one process. Start the run's "
-                f"ranks, as with torchrun; or plan for one process into another file: hotrow plan {data.path} --memory "
-                f"SIZE --out OTHER.plan"
-            )
         for table, (*named, rest) in plan.shares.items():
             if rest.tier != "host" or any(share.tier != "device" for share in named):
                 tiers = ", ".join(share.tier for share in (*named, rest))
@@ -253,13 +242,7 @@ class Planned(Feed):
 
     def _memory(self) -> int:
         """The budget that every plan of the run keeps."""
-        memory = self.settings.bytes or self.plan.facts.get("memory")
-        if memory is None:
-            raise SettingsError(
-                f"plan.replan_every: {self.settings.path} was not made for a budget, so there is none to keep. "
-                f"Set plan.memory instead of plan.path."
-            )
-        return int(memory)
+        return int(self.settings.bytes or self.plan.facts["memory"])
 
 
 _COUNTS = ("keys", "counts", "about", "registers")

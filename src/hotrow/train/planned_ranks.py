@@ -20,7 +20,6 @@ import numpy as np
 from torch import Tensor, from_numpy
 
 from hotrow.data.batch import Batch
-from hotrow.errors import SettingsError
 from hotrow.plan import Plan, Share, row_bytes
 from hotrow.plan.cost import HOT, UNUSED, TableUse
 from hotrow.plan.replan import moves
@@ -103,16 +102,13 @@ class PlannedRanks(Feed):
 
     def __init__(self, ranker: Ranker, settings: PlanSection) -> None:
         super().__init__(ranker)
-        if settings.mode == "hot_cold":
-            raise SettingsError(
-                'plan.mode: "hot_cold" is for one process with a device; leave it out for several ranks.'
-            )
         self.settings = settings
         self.plan = ranker.embeddings.router.plan
         self._live: LiveUses | None = None
         self._lookup: Any = None
         if settings.replan_every is not None:
-            self._topology = _topology(self.plan, ranker.ranks.world, str(settings.path))
+            topology = parse(Topology, self.plan.facts["topology"], f"the topology of {settings.path}")
+            self._topology = topology.model_copy(update={"memory": 1 << 62})  # only copies are limited
             self._live = LiveUses(list(ranker.embeddings.tables.values()))
 
     def start(self) -> list[str]:
@@ -142,7 +138,8 @@ class PlannedRanks(Feed):
             named = [(tier, arrays.get(f"feed/plan/{number}/{tier}")) for tier in _COPIES]
             kept = tuple(Share(tier, keys.numpy()) for tier, keys in named if keys is not None)
             shares[table] = (*kept, self.plan.shares[table][-1])
-        self._put_in_force(Plan(shares, dict(state["row_bytes"]), dict(state["facts"])))
+        now = {name: self.plan.facts[name] for name in ("wire",) if name in self.plan.facts}  # free to change
+        self._put_in_force(Plan(shares, dict(state["row_bytes"]), {**state["facts"], **now}))
 
     def __next__(self) -> Fetched:
         fetched = super().__next__()
@@ -190,20 +187,3 @@ def _said(plan: Plan) -> str:
     travel = {"node": "each key of a node once", "rank": "each key of a rank once", "none": "every lookup"}
     way = travel.get(plan.facts.get("dedup", "node"), "each key of a node once")
     return f"{copies['replicated']:,} on every rank, {copies['node']:,} on every node; {way} to the others"
-
-
-def _topology(plan: Plan, world: World, path: str) -> Topology:
-    """The topology that a saved plan was made for, which must be that of the run."""
-    lacking = [name for name in ("topology", "memory", "dedup", "wire") if name not in plan.facts]
-    if lacking:
-        raise SettingsError(
-            f"plan.replan_every: {path} does not say its {' and '.join(lacking)}, so no other can be made like it. "
-            f"Make it with: hotrow plan DATA --topology CLUSTER.toml"
-        )
-    topology = parse(Topology, plan.facts["topology"], f"the topology of {path}")
-    if (topology.nodes, topology.ranks) != (world.nodes, world.node_size):
-        raise SettingsError(
-            f"plan.replan_every: {path} was made for {topology.nodes} nodes of {topology.ranks} ranks, but there are "
-            f"{world.nodes} of {world.node_size}. Plan for this topology, or leave replan_every out."
-        )
-    return topology.model_copy(update={"memory": 1 << 62})  # new rows must not end a run: only copies are limited

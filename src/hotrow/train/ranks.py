@@ -32,6 +32,8 @@ from hotrow.world import World
 
 T = TypeVar("T")
 Keys = npt.NDArray[np.int64]
+RANKS_S = 1800.0
+"""Seconds that another rank is waited for, unless a run says otherwise."""
 FLAGS = ("SIGINT", "SIGTERM", "checkpoint")
 """What a rank may say with its gradients."""
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed after torch 2.12
@@ -40,7 +42,7 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 class Ranks:
     """The ranks of a run, as one of them. A process by itself is the only one, and nothing is sent."""
 
-    def __init__(self, world: World, device: torch.device, *, timeout: float = 1800.0) -> None:
+    def __init__(self, world: World, device: torch.device, *, timeout: float = RANKS_S) -> None:
         self.world, self.device = world, device
         self.peers = Peers.of(world)
         self._keys: Any = None  # a group for each of the threads that use one
@@ -193,7 +195,7 @@ def _join(backend: str, timeout: timedelta) -> None:
 
 
 @contextlib.contextmanager
-def together(device: str, *, nccl: bool = False, timeout: float = 1800.0) -> Iterator[Ranks]:
+def together(device: str, *, nccl: bool = False, timeout: float = RANKS_S) -> Iterator[Ranks]:
     """The ranks that the environment speaks of (`torchrun`, `hotrow up`), joined; or this process alone.
 
     With a CUDA device dense gradients go over NCCL; rows, which come from host memory, over Gloo unless `nccl` is set.
@@ -214,7 +216,7 @@ def together(device: str, *, nccl: bool = False, timeout: float = 1800.0) -> Ite
         except (RuntimeError, ValueError) as error:
             raise RankError(f"Rank {world.rank} of {world.size} could not join the others: {error}.") from error
     try:
-        yield Ranks(world, where)
+        yield Ranks(world, where, timeout=timeout)
     finally:
         if joined:
             Peers.of(world).close()
