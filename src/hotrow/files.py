@@ -49,3 +49,11 @@ def sha256(path: Path) -> str:
     """The checksum of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_whole(path: Path, digest: str | None) -> bytes:
+    """A file's bytes; `ValueError` if their SHA-256 is not `digest`, where that is known."""
+    data = path.read_bytes()
+    if digest is not None and hashlib.sha256(data).hexdigest() != digest:
+        raise ValueError("its SHA-256 is not the one that was noted when it was written")
+    return data

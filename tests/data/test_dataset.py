@@ -17,6 +17,8 @@ from hotrow.data.dataset import write_manifest
 from hotrow.data.flat import arrow_schema
 from hotrow.data.parts import Part, PartsWriter, PartWriter
 from hotrow.errors import DataError, SettingsError
+from hotrow.profile import fingerprint
+from old_formats import data_set_of_version_2
 from session_logs import grouped, logs
 
 SCHEMA = Schema(label="y", features=(Column(name="k"),))
@@ -144,11 +146,22 @@ def test_version_1_is_read_as_it_is(tmp_path):
     manifest.write_text(json.dumps(old))
     read = DataSet.open(tmp_path / "set")
     read.verify()
-    assert read.parts("train") == dataset.parts("train") and read.facts == dataset.facts
+    assert fingerprint(read.parts("train")) == fingerprint(dataset.parts("train")) and read.facts == dataset.facts
     assert [k for table in read.flat("train") for k in table.column("k").to_pylist()] == list(range(15))
     manifest.write_text(json.dumps(old | {"splits": {"train": [{"file": "x"}]}}))
     with pytest.raises(DataError, match="splits.train.0.samples: this setting is needed"):
         DataSet.open(tmp_path / "set")
+
+
+def test_version_2_is_read_as_it_is(tmp_path):
+    """It had no checksums but those of whole files, and a profile with the fingerprint of these."""
+    dataset = written(tmp_path / "set", (10, 5), row_group=4, part=8)
+    data_set_of_version_2(tmp_path / "set")
+    read = DataSet.open(tmp_path / "set")
+    read.verify()
+    assert all(file.checks is None for part in read.parts("train") for file in part.files)
+    assert fingerprint(read.parts("train")) == fingerprint(dataset.parts("train")) and read.facts == dataset.facts
+    assert [k for table in read.flat("train") for k in table.column("k").to_pylist()] == list(range(15))
 
 
 @pytest.mark.parametrize(
@@ -215,9 +228,10 @@ def test_what_is_missing_or_altered_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"version": 99}, "format version 99, this Hotrow reads versions 1 and 2"),
+        ({"version": 99}, "format version 99, this Hotrow reads versions 1 to 3"),
         ({"format": "other"}, "not the manifest of a data set"),
-        ({"splits": {"train": [{"file": "x"}]}}, "splits.train.0.files: this setting is needed"),
+        ({"splits": {"train": [{"file": "x"}]}}, "manifest.json was altered"),
+        ({"splits": {"train": [{"file": "x"}]}, "version": 2}, "splits.train.0.files: this setting is needed"),
     ],
 )
 def test_a_manifest_of_another_kind_is_refused(tmp_path, change, said):

@@ -10,6 +10,7 @@ import torch
 from hotrow import Batch, Embeddings, Feature, Table
 from hotrow.errors import DataError, SettingsError
 from hotrow.plan import Plan, Share, row_bytes
+from hotrow.sealed import sealed
 from hotrow.store.optimizers import SGD, Adam
 from hotrow.tiers.host import HostTier
 
@@ -69,13 +70,14 @@ def test_a_plan_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def _rewritten(path, change):
-    """The file with its JSON changed by `change`."""
+def _rewritten(path, change, seal=sealed):
+    """The file with its JSON changed by `change`, and a checksum that fits."""
     with pa.ipc.open_file(path) as reader:
         about, batches = json.loads(reader.schema.metadata[b"plan"]), [reader.get_batch(i) for i in range(2)]
         schema = reader.schema
     changed = change(about)
-    about = changed if isinstance(changed, list) else about
+    about.pop("checksum", None)
+    about = changed if isinstance(changed, list) else seal(about)
     with (
         pa.OSFile(str(path), "wb") as sink,
         pa.ipc.new_file(sink, schema.with_metadata({"plan": json.dumps(about)})) as out,
@@ -84,11 +86,23 @@ def _rewritten(path, change):
             out.write_batch(batch)
 
 
+def test_a_plan_whose_settings_were_altered_is_refused_and_one_of_version_1_is_read(tmp_path):
+    plan = a_plan()
+    plan.save(tmp_path / "p")
+    _rewritten(tmp_path / "p", lambda a: a.update(version=1), seal=dict)
+    back = Plan.load(tmp_path / "p")
+    assert keys_of(back) == keys_of(plan) and (back.row_bytes, back.facts) == (plan.row_bytes, plan.facts)
+    plan.save(tmp_path / "p", overwrite=True)
+    _rewritten(tmp_path / "p", lambda a: a["row_bytes"].update(item=1), seal=lambda a: {**a, "checksum": "0" * 64})
+    with pytest.raises(DataError, match="was altered: its .checksum. is not that of what it says"):
+        Plan.load(tmp_path / "p")
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         (lambda a: a.update(format="x"), "is not a plan"),
-        (lambda a: a.update(version=2), "format version 2"),
+        (lambda a: a.update(version=9), "format version 9"),
         (lambda a: a["tables"]["item"][0].update(batch=1, keys=1), "not those that were planned"),
         (lambda a: a["tables"]["item"][0].update(batch=9), "was altered"),
         (lambda a: a["tables"]["item"].pop(), "was altered: Plan for table item"),

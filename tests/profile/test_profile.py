@@ -15,6 +15,7 @@ from clustered import GROUPED, SCHEMA, clustered
 from hotrow.data import DataSet, DataSetWriter
 from hotrow.errors import DataError, SettingsError
 from hotrow.profile import PROFILE, Profile, fingerprint
+from old_formats import profile_of_version_1
 
 TABLE = pa.table(
     {
@@ -145,8 +146,8 @@ def test_an_empty_split_has_no_profile(tmp_path):
 @pytest.mark.parametrize(
     ("file", "content", "said"),
     [
-        ("profile.json", "{", "is damaged"),
-        ("profile.json", "[]", "not a profile"),
+        ("profile.json", "{", "cannot be read"),
+        ("profile.json", "[]", "cannot be read"),
         ("profile.json", '{"format": "hotrow-profile", "version": 9}', "not a profile"),
         ("profile.json", '{"format": "hotrow-profile", "version": 1}', "samples: this setting is needed"),
         ("changes.npz", "", "cannot be read"),
@@ -164,6 +165,7 @@ def test_a_damaged_profile_is_named(tmp_path, file, content, said):
 
 def test_parts_of_a_profile_that_do_not_belong_together_are_refused(tmp_path):
     Profile.of(TABLE, GROUPED).save(tmp_path / "p")
+    profile_of_version_1(tmp_path / "p")
     saved = json.loads((tmp_path / "p" / "profile.json").read_text())
     del saved["columns"]["price"]
     (tmp_path / "p" / "profile.json").write_text(json.dumps(saved))

@@ -171,10 +171,11 @@ def _flip(path: Path) -> None:
         (lambda f: (f / "001-a%2Fb%20c.arrow").unlink(), "001-a%2Fb%20c.arrow cannot be read: No such file"),
         (lambda f: (f / "manifest.json").unlink(), "holds no snapshot: there is no manifest.json"),
         (lambda f: _truncate(f / "manifest.json"), "manifest.json cannot be read"),
-        (lambda f: (f / "manifest.json").write_text("[]"), "is not the manifest of a snapshot"),
+        (lambda f: (f / "manifest.json").write_text("[]"), "manifest.json cannot be read"),
+        (lambda f: (f / "manifest.json").write_text("{}"), "is not the manifest of a snapshot"),
         (
             lambda f: (f / "manifest.json").write_text('{"format": "hotrow-rows", "version": 99}'),
-            "is of version 99; this release reads version 1",
+            "is of version 99; this release reads versions 1 to 2",
         ),
     ],
 )

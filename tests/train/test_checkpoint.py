@@ -13,6 +13,7 @@ import torch
 from hotrow import Batch, Embeddings, Feature, Table
 from hotrow.errors import CheckpointError, MissedError
 from hotrow.plan import Plan
+from hotrow.sealed import to_text
 from hotrow.service.shard import Shard
 from hotrow.train.checkpoint import Checkpoint, Checkpoints, chain_of
 from serving import served
@@ -120,8 +121,33 @@ def test_a_harmed_manifest_is_refused(tmp_path, text):
     checkpoints = Checkpoints(tmp_path)
     save(checkpoints, 4)
     (checkpoints.latest() / "manifest.json").write_text(text)
-    with pytest.raises(CheckpointError, match=r"manifest\.json was altered or truncated"):
+    with pytest.raises(CheckpointError, match=r"manifest\.json (was altered or truncated|cannot be read)"):
         Checkpoint(checkpoints.latest())
+
+
+def test_a_checkpoint_of_version_1_is_read_and_an_altered_step_is_refused(tmp_path):
+    """Version 1 had no checksum of the manifest."""
+    checkpoints = Checkpoints(tmp_path)
+    save(checkpoints, 4)
+    path = checkpoints.latest() / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps({**manifest, "step": 5}))
+    with pytest.raises(CheckpointError, match="was altered or truncated"):
+        Checkpoint(checkpoints.latest())
+    del manifest["checksum"]
+    path.write_text(json.dumps({**manifest, "version": 1}))
+    assert Checkpoint(checkpoints.latest()).step == 4
+
+
+def test_checkpoints_that_build_on_each_other_are_refused(tmp_path):
+    for step, base in ((1, 2), (2, 1)):
+        folder = tmp_path / f"step-{step}"
+        folder.mkdir()
+        files = {name: {"bytes": 0, "sha256": ""} for name in ("dense.npz", "trainer.json", "rows/manifest.json")}
+        manifest = {"format": "hotrow-checkpoint", "version": 2, "step": step, "base": f"step-{base}", "files": files}
+        (folder / "manifest.json").write_text(to_text(manifest))
+    with pytest.raises(CheckpointError, match="builds on a checkpoint, .*, that builds on it"):
+        chain_of(tmp_path / "step-1")
 
 
 def test_a_checkpoint_of_a_later_version_is_refused(tmp_path):
@@ -144,7 +170,8 @@ def test_arrays_that_would_need_unpickling_are_refused(tmp_path):
     np.savez(folder / "dense.npz", harmful=np.array([{"a": 1}], dtype=object))
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["files"]["dense.npz"] = module._described(folder / "dense.npz")
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    del manifest["checksum"]
+    (folder / "manifest.json").write_text(to_text(manifest))
     with pytest.raises(CheckpointError, match=r"dense\.npz"):
         Checkpoint(folder).arrays()
 

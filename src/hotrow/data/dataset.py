@@ -4,14 +4,15 @@
     train-00000.parquet        samples of a split in parts; zstd, row groups of about 64k samples
     train-00000.G.parquet      what group G keeps once for samples that repeat; column G of the samples is the row here
     train-00000.G.F.parquet    the keys that the lists of a sliding feature F are windows of: F_length from F_begin on
-    manifest.json              what there must be (rows, bytes and SHA-256 of every file) and what is known of it
+    manifest.json              what there must be (rows, bytes and checksums of every file) and what is known of it
 
 Rows are numbered within their file, so in any tool a join gives the flat log back (DuckDB's `file_row_number`), and
 `DataSet.flat` does. `dedup` says what is a repeat, `parts` how row groups are cut. Without groups only the first kind
 of file is there, which is also what version 1 wrote: its data sets are read as they are.
 
 The manifest is written last and the folder is renamed into its place, so a folder with a manifest is whole.
-Opening checks names and sizes only, which costs nothing; `verify` reads everything again.
+Opening checks names, sizes, schema and manifest; what is read of a Parquet file is compared as it is read (`checks`),
+so damage is an error and never another value. `verify` reads everything again. Versions 1 and 2 lack these checksums.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 import pyarrow as pa
 from pydantic import Field
 
-from hotrow.data.dedup import SAMPLES, decode
+from hotrow.data.dedup import SAMPLES, decode, tables
 from hotrow.data.flat import arrow_schema
 from hotrow.data.folder import NewFolder
 from hotrow.data.parts import ROW_GROUP, File, Part, PartsWriter
@@ -33,12 +34,13 @@ from hotrow.data.rowgroups import Footers, RowGroup
 from hotrow.data.schema import Schema
 from hotrow.errors import DataError, SettingsError, nearest
 from hotrow.files import sha256, write_text
+from hotrow.sealed import read_object, to_text, unsealed
 from hotrow.settings import Settings, parse
 
 MANIFEST = "manifest.json"
 SCHEMA = "schema.json"
 FORMAT = "hotrow-dataset"
-VERSION = 2
+VERSION = 3
 
 __all__ = ["DataSet", "DataSetWriter", "arrow_schema", "write_manifest"]
 
@@ -49,6 +51,7 @@ class Manifest(Settings):
     format: str = FORMAT
     version: int = VERSION
     splits: dict[str, tuple[Part, ...]]
+    schema_sha256: str | None = Field(None, description="of the schema's file; None in version 2")
     facts: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -69,11 +72,8 @@ class DataSet:
         if not (path / MANIFEST).is_file():
             raise DataError(f"{path} has no {MANIFEST}: it is not a data set, or prepare did not finish.")
         manifest = _read_manifest(path / MANIFEST)
-        try:
-            schema = Schema.read(path / SCHEMA)
-        except SettingsError as error:
-            raise DataError(str(error)) from None
-        dataset = DataSet(path, schema, manifest)
+        dataset = DataSet(path, _read_schema(path / SCHEMA, manifest.schema_sha256), manifest)
+        _check_tables(dataset)
         for known in dataset._all_files():
             file = path / known.file
             if not file.is_file():
@@ -214,26 +214,56 @@ def write_manifest(
 ) -> None:
     """Makes a data set of parts that are in `folder`: writes its schema, and last of all the manifest."""
     write_text(folder / SCHEMA, schema.to_json())
-    manifest = Manifest(splits={name: tuple(parts) for name, parts in splits.items()}, facts=dict(facts or {}))
-    write_text(folder / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
+    manifest = Manifest(
+        splits={name: tuple(parts) for name, parts in splits.items()},
+        schema_sha256=sha256(folder / SCHEMA),
+        facts=dict(facts or {}),
+    )
+    write_text(folder / MANIFEST, to_text(json.loads(manifest.model_dump_json()), indent=2))
 
 
 def _read_manifest(path: Path) -> Manifest:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}.") from None
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
+    data = read_object(path, "The manifest")
+    if data.get("format") != FORMAT:
         raise DataError(f"{path} is not the manifest of a data set: its format is not {FORMAT}.")
-    if data.get("version") not in (1, VERSION):
+    version = data.get("version")
+    if version not in (1, 2, VERSION):
         raise DataError(
-            f"{path} is of format version {data.get('version')}, this Hotrow reads versions 1 and {VERSION}. "
+            f"{path} is of format version {version}, this Hotrow reads versions 1 to {VERSION}. "
             f"Prepare the data set again, or use the Hotrow that wrote it."
         )
     try:
-        return _as_now(parse(_Manifest1, data, str(path))) if data["version"] == 1 else parse(Manifest, data, str(path))
+        if version == 1:
+            return _as_now(parse(_Manifest1, data, str(path)))
+        return parse(Manifest, unsealed(data) if version == VERSION else data, str(path))
     except SettingsError as error:
         raise DataError(str(error)) from None
+    except ValueError as error:
+        raise DataError(f"{path} was altered: {error}. Copy it again or prepare again.") from None
+
+
+def _read_schema(path: Path, digest: str | None) -> Schema:
+    try:
+        schema = Schema.read(path)
+        if digest is not None and sha256(path) != digest:
+            raise DataError(f"{path} was altered: its SHA-256 is not the manifest's. Copy it again or prepare again.")
+        return schema
+    except SettingsError as error:
+        raise DataError(str(error)) from None
+
+
+def _check_tables(dataset: DataSet) -> None:
+    """Refuses parts of other tables than the schema has, which only data sets without checksums can have."""
+    try:
+        wanted = list(tables(dataset.schema))
+    except SettingsError as error:
+        raise DataError(f"{dataset.path / SCHEMA}: {error}") from None
+    for part in (part for parts in dataset.manifest.splits.values() for part in parts):
+        if [file.table for file in part.files] != wanted or len({len(file.rows) for file in part.files}) > 1:
+            raise DataError(
+                f"{dataset.path}: the part {part.files[0].file} does not have the files that the schema asks for: "
+                f"manifest or schema was altered. Copy them again, or prepare again."
+            )
 
 
 class _Part1(Settings):

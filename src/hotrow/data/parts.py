@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field
 
+from hotrow.data.checks import Checks, checks_of
 from hotrow.data.dedup import SAMPLES, columns_of, encode, file_name, renumber, session_begins, tables, window_names
 from hotrow.data.flat import arrow_schema
 from hotrow.data.schema import Schema
@@ -46,6 +47,7 @@ class File(Settings):
     rows: tuple[int, ...] = Field(description="rows in each row group")
     bytes: int = Field(ge=0)
     sha256: str
+    checks: Checks | None = Field(None, description="of what is read of it; None in data sets of versions 1 and 2")
 
 
 class Part(Settings):
@@ -248,8 +250,16 @@ class _Files:
         for name in self._open:
             path = self._folder / file_name(self._stem, name)
             flush(path)
-            rows = tuple(self._rows[name])
-            files.append(File(table=name, file=path.name, rows=rows, bytes=path.stat().st_size, sha256=sha256(path)))
+            files.append(
+                File(
+                    table=name,
+                    file=path.name,
+                    rows=tuple(self._rows[name]),
+                    bytes=path.stat().st_size,
+                    sha256=sha256(path),
+                    checks=checks_of(path),
+                )
+            )
         self._open = {}
         return Part(files=tuple(files)) if files else None
 

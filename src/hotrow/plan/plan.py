@@ -4,8 +4,8 @@ Per table an ordered list of `Share`s, each a tier and the keys it holds; the la
 takes every key that no other names, seen or not. The plain plan puts everything on one tier.
 
 A saved plan is one Arrow file: a record batch of sorted keys for each share that names some, and the rest as JSON
-in its metadata, with a checksum of each batch. A plan made for a budget remembers the bytes a row was counted with,
-so that it is refused for tables whose rows have become larger.
+in its metadata, with a checksum of each batch and, since version 2, of itself. A plan made for a budget remembers the
+bytes a row was counted with, so that it is refused for tables whose rows have become larger.
 """
 
 from __future__ import annotations
@@ -20,16 +20,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from pydantic import Field
 
 from hotrow.errors import DataError, SettingsError, nearest
 from hotrow.files import replacing
+from hotrow.sealed import to_text, unsealed
+from hotrow.settings import Settings, parse
 from hotrow.table import Table
 
 INDEX_BYTES = 16
 """What a row costs beside its values and optimizer state: its key (8), its slot (4) and its clock (4)."""
 
 _FORMAT = "hotrow-plan"
-_VERSION = 1
+_VERSION = 2
 _KEYS = pa.schema({"key": pa.int64()})
 
 
@@ -113,7 +116,7 @@ class Plan:
             "row_bytes": self.row_bytes,
             "facts": self.facts,
         }
-        schema = _KEYS.with_metadata({"plan": json.dumps(about, allow_nan=False)})
+        schema = _KEYS.with_metadata({"plan": to_text(about, indent=None)})
         with replacing(path, "The plan") as beside:
             path.parent.mkdir(parents=True, exist_ok=True)
             with pa.OSFile(str(beside), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
@@ -127,25 +130,48 @@ class Plan:
         try:
             with pa.OSFile(str(path), "rb") as source, pa.ipc.open_file(source) as reader:
                 about = json.loads((reader.schema.metadata or {}).get(b"plan", b"null"))
-                arrays = [reader.get_batch(i).column(0) for i in range(reader.num_record_batches)]
+                arrays = [_keys(reader.get_batch(i)) for i in range(reader.num_record_batches)]
         except FileNotFoundError:
             raise DataError(f"There is no plan {path}. Make one with: hotrow plan DATA --memory 512MiB") from None
-        except (OSError, ValueError, pa.ArrowException) as error:
+        except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
             raise DataError(f"The plan {path} cannot be read: {error}. Plan again.") from None
         if not isinstance(about, dict) or about.get("format") != _FORMAT:
             raise DataError(f"{path} is not a plan: its format is not {_FORMAT}.")
-        if about.get("version") != _VERSION:
+        if about.get("version") not in (1, _VERSION):
             raise DataError(
-                f"The plan {path} is of format version {about.get('version')}, this Hotrow reads version {_VERSION}. "
-                f"Plan again, or use the Hotrow that wrote it."
+                f"The plan {path} is of format version {about.get('version')}, this Hotrow reads versions 1 to "
+                f"{_VERSION}. Plan again, or use the Hotrow that wrote it."
             )
         try:
-            shares = {
-                str(name): tuple(_share(said, arrays) for said in listed) for name, listed in about["tables"].items()
-            }
-            return Plan(shares, {str(k): int(v) for k, v in about["row_bytes"].items()}, dict(about["facts"]))
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError, SettingsError) as error:
-            raise DataError(f"The plan {path} was altered: {error}. Plan again.") from None
+            said = parse(_Saved, unsealed(about) if about["version"] == _VERSION else about, "the plan")
+            shares = {name: tuple(_share(share, arrays) for share in listed) for name, listed in said.tables.items()}
+            return Plan(shares, dict(said.row_bytes), dict(said.facts))
+        except (IndexError, ValueError, SettingsError) as error:
+            raise DataError(f"The plan {path} was altered: {str(error).rstrip('.')}. Plan again.") from None
+
+
+class _SavedShare(Settings):
+    tier: str
+    batch: int | None = Field(None, ge=0)
+    keys: int | None = None
+    sha256: str | None = None
+
+
+class _Saved(Settings):
+    """The JSON of a plan."""
+
+    format: str
+    version: int
+    tables: dict[str, tuple[_SavedShare, ...]]
+    row_bytes: dict[str, int]
+    facts: dict[str, Any]
+
+
+def _keys(batch: pa.RecordBatch) -> pa.Array:
+    batch.validate(full=True)  # Arrow takes offsets and lengths as they stand
+    if batch.schema != _KEYS or batch.column(0).null_count:
+        raise ValueError("it holds something else than keys")
+    return batch.column(0)
 
 
 def _said(share: Share, batches: list[pa.RecordBatch]) -> Mapping[str, Any]:
@@ -157,13 +183,13 @@ def _said(share: Share, batches: list[pa.RecordBatch]) -> Mapping[str, Any]:
     return {"tier": share.tier, "batch": len(batches) - 1, "keys": len(keys), "sha256": _sha256(keys)}
 
 
-def _share(said: Mapping[str, Any], arrays: Sequence[pa.Array]) -> Share:
-    if "batch" not in said:
-        return Share(said["tier"])
-    keys = arrays[said["batch"]].to_numpy()
-    if len(keys) != said["keys"] or _sha256(keys) != said["sha256"]:
-        raise ValueError(f"the keys of tier {said['tier']} are not those that were planned")
-    return Share(said["tier"], keys)
+def _share(said: _SavedShare, arrays: Sequence[pa.Array]) -> Share:
+    if said.batch is None:
+        return Share(said.tier)
+    keys = arrays[said.batch].to_numpy()
+    if len(keys) != said.keys or _sha256(keys) != said.sha256:
+        raise ValueError(f"the keys of tier {said.tier} are not those that were planned")
+    return Share(said.tier, keys)
 
 
 def _sha256(keys: npt.NDArray[np.int64]) -> str:

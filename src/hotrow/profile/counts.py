@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from hotrow import _native
 from hotrow.errors import DataError, SettingsError
-from hotrow.files import replacing
+from hotrow.files import read_whole, replacing
 from hotrow.profile import sketch
 
 Ints = npt.NDArray[np.int64]
@@ -194,21 +194,21 @@ class KeyCounts:
             )
 
     @staticmethod
-    def load(path: Path | str) -> KeyCounts:
-        """Counts as `save` wrote them; raises `DataError` for a file that is something else."""
+    def load(path: Path | str, digest: str | None = None) -> KeyCounts:
+        """Counts as `save` wrote them; raises `DataError` for a file that is something else, or not of that SHA-256."""
         try:
-            table = pq.read_table(path)
-        except (OSError, pa.ArrowException) as error:
+            table = pq.read_table(pa.BufferReader(read_whole(Path(path), digest)))
+        except (OSError, ValueError, pa.ArrowException) as error:
             raise DataError(f"The counts {path} cannot be read: {error}.") from None
-        about = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items() if k != b"ARROW:schema"}
-        if about.get("format") != _FORMAT:
-            raise DataError(f"{path} does not hold counts: its format is not {_FORMAT}.")
         try:
+            about = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items() if k != b"ARROW:schema"}
+            if about.get("format") != _FORMAT:
+                raise DataError(f"{path} does not hold counts: its format is not {_FORMAT}.")
             keys, counts = (table.column(name).to_numpy() for name in ("key", "count"))
             out = KeyCounts(int(about["limit"]))
             registers = np.frombuffer(base64.b64decode(about["registers"]), np.uint8)
             out._native.merge(_ints(keys), _ints(counts), int(about["total"]), int(about["error"]), registers)
-        except (KeyError, ValueError, TypeError, SettingsError) as error:
+        except (KeyError, ValueError, TypeError, OverflowError, SettingsError) as error:
             raise DataError(f"The counts {path} were altered: {error}. Make them again.") from None
         if out.kept != len(table) or int(counts.sum()) > out.total or (out.exact and int(counts.sum()) < out.total):
             raise DataError(f"The counts {path} were altered: keys and total do not agree. Make them again.")

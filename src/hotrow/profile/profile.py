@@ -1,23 +1,26 @@
 """`Profile`: how much samples repeat each other and how often each key is used, saved beside a data set.
 
-    profile.json             counts of repetition, and whose they are
+    profile.json             counts of repetition, whose they are, and checksums of all files
     changes.npz              the sample of changes
     keys-000-user.parquet    how often each key of a feature is used; a table's counts are those of its features
 
 `prepare` makes it in the pass that writes the train split, a share for each task, and merges them. A profile
 bears the fingerprint of the files it was made from, so one that was copied from, or left by, another data set is
-told apart. `Profile.read` makes one of a data set that has none.
+told apart. `Profile.read` makes one of a data set that has none. Loading compares every file with its checksum before
+it is parsed; profiles of version 1 had none.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import io
 import json
 import re
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,10 +33,11 @@ from hotrow.data.dedup import session_begins
 from hotrow.data.folder import NewFolder
 from hotrow.data.schema import MISSING, Column, Schema
 from hotrow.errors import DataError, SettingsError, nearest
-from hotrow.files import flush, write_text
+from hotrow.files import flush, read_whole, sha256, write_text
 from hotrow.profile.changes import Changes
 from hotrow.profile.counts import LIMIT, KeyCounts
 from hotrow.profile.repetition import ColumnCounts, GroupCounts, Repetition
+from hotrow.sealed import read_object, to_text, unsealed
 from hotrow.settings import Settings, parse
 
 if TYPE_CHECKING:
@@ -46,13 +50,14 @@ PROFILE = "profile"
 _FILE = "profile.json"
 _CHANGES = "changes.npz"
 _FORMAT = "hotrow-profile"
-_VERSION = 1
+_VERSION = 2
 _ONLY_READ = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class _KeysFile(Settings):
     file: str
     table: str
+    sha256: str | None = None
 
 
 class _Saved(Settings):
@@ -66,6 +71,7 @@ class _Saved(Settings):
     columns: dict[str, ColumnCounts]
     groups: dict[str, GroupCounts]
     halvings: int = Field(ge=0, lt=64)
+    changes_sha256: str | None = None
     keys: dict[str, _KeysFile]
 
 
@@ -128,22 +134,25 @@ class Profile:
     def save(self, folder: Path | str, fingerprint: str = "") -> None:
         """Writes the folder, whole or not at all; a profile that is there already is replaced."""
         found = self.repetition
-        files = {name: f"keys-{at:03d}-{_safe(name)}.parquet" for at, name in enumerate(self.keys)}
-        saved = _Saved(
-            fingerprint=fingerprint,
-            samples=found.samples,
-            session_lengths=dict(found.session_lengths),
-            columns=dict(found.columns),
-            groups=dict(found.groups),
-            halvings=found.changes.halvings,
-            keys={name: _KeysFile(file=file, table=self.table_of[name]) for name, file in files.items()},
-        )
         with NewFolder(folder, _FILE, overwrite=True) as new:
-            for name, file in files.items():
-                self.keys[name].save(new.work / file)
+            keys = {}
+            for at, (name, counts) in enumerate(self.keys.items()):
+                file = new.work / f"keys-{at:03d}-{_safe(name)}.parquet"
+                counts.save(file)
+                keys[name] = _KeysFile(file=file.name, table=self.table_of[name], sha256=sha256(file))
             np.savez(new.work / _CHANGES, hashes=found.changes.hashes, bits=found.changes.bits)
             flush(new.work / _CHANGES)
-            write_text(new.work / _FILE, saved.model_dump_json(indent=1) + "\n")
+            saved = _Saved(
+                fingerprint=fingerprint,
+                samples=found.samples,
+                session_lengths=dict(found.session_lengths),
+                columns=dict(found.columns),
+                groups=dict(found.groups),
+                halvings=found.changes.halvings,
+                changes_sha256=sha256(new.work / _CHANGES),
+                keys=keys,
+            )
+            write_text(new.work / _FILE, to_text(json.loads(saved.model_dump_json())))
 
     @staticmethod
     def load(folder: Path | str, fingerprint: str | None = None) -> Profile:
@@ -154,7 +163,7 @@ class Profile:
             raise DataError(f"The profile {folder} is of another data set. Delete it, and run: hotrow profile DATA")
         changes = _read_changes(folder / _CHANGES, saved)
         repetition = Repetition(saved.samples, saved.session_lengths, saved.columns, saved.groups, changes)
-        keys = {name: KeyCounts.load(folder / entry.file) for name, entry in saved.keys.items()}
+        keys = {name: KeyCounts.load(folder / entry.file, entry.sha256) for name, entry in saved.keys.items()}
         return Profile(repetition, keys, {name: entry.table for name, entry in saved.keys.items()})
 
     @staticmethod
@@ -184,9 +193,9 @@ class Profile:
 
 def fingerprint(parts: Iterable[Part]) -> str:
     """Of a split's files, as the manifest knows them."""
-    whole = sha256()
+    whole = hashlib.sha256()
     for part in parts:
-        whole.update(part.model_dump_json().encode())
+        whole.update(part.model_dump_json(exclude={"files": {"__all__": {"checks"}}}).encode())
     return whole.hexdigest()
 
 
@@ -226,28 +235,26 @@ def _safe(name: str) -> str:
 
 
 def _read(path: Path) -> _Saved:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"The profile {path} cannot be read: {error.strerror or error}.") from None
-    except ValueError as error:
-        raise DataError(f"The profile {path} is damaged: {error}. Delete it and make it again.") from None
-    if not isinstance(data, dict) or data.get("format") != _FORMAT or data.get("version") != _VERSION:
+    data = read_object(path, "The profile")
+    if data.get("format") != _FORMAT or data.get("version") not in (1, _VERSION):
         raise DataError(f"{path} is not a profile this Hotrow reads. Make it again with: hotrow profile DATA")
     try:
-        return parse(_Saved, data, str(path))
+        return parse(_Saved, unsealed(data) if data["version"] == _VERSION else data, str(path))
     except SettingsError as error:
         raise DataError(str(error)) from None
+    except ValueError as error:
+        raise DataError(f"The profile {path} was altered: {error}. Delete the folder, and make it again.") from None
 
 
 def _read_changes(path: Path, saved: _Saved) -> Changes:
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        with np.load(io.BytesIO(read_whole(path, saved.changes_sha256)), allow_pickle=False) as arrays:
             hashes, bits = arrays["hashes"], arrays["bits"]
-    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, KeyError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(
             f"The profile's {path} cannot be read: {error}. Delete the profile and make it again."
         ) from None
-    if hashes.dtype != np.uint64 or bits.dtype != np.uint8 or bits.shape != (len(saved.columns), -(-len(hashes) // 8)):
+    shape = (len(saved.columns), -(-hashes.size // 8))
+    if hashes.dtype != np.uint64 or hashes.ndim != 1 or bits.dtype != np.uint8 or bits.shape != shape:
         raise DataError(f"The profile's {path} does not fit its {_FILE}. Delete the folder, make it again.")
     return Changes(hashes, bits, saved.halvings)

@@ -23,6 +23,7 @@ from urllib.parse import quote
 from hotrow.errors import CheckpointError, HotrowError, MissedError, ServiceError
 from hotrow.files import flush, write_text
 from hotrow.peers import Peers
+from hotrow.sealed import to_text
 from hotrow.store.snapshot import Snapshot
 from hotrow.store.store import Rows
 
@@ -107,7 +108,7 @@ class RankSnapshot(Snapshot):
             missed = any("missed" in piece for piece in pieces)
             if not failure:
                 self._manifest["tables"] = [said for piece in pieces for said in piece["tables"]]
-                write_text(self._beside / "manifest.json", json.dumps(self._manifest, indent=1))
+                write_text(self._beside / "manifest.json", to_text(self._manifest))
                 self._beside.rename(self.folder)
                 flush(self.folder.parent)
         except OSError as error:

@@ -4,7 +4,7 @@
       000-item.arrow       key, values[dim], state[n], clock, uses, last_used: one row each
       000-item.erased.arrow   keys erased since the base (incremental snapshots only)
       000-item.sketch.arrow   the counters of admission by count
-      manifest.json        written last: tables, counts, sizes and sha256 of the files, the base if there is one
+      manifest.json        written last: tables, counts, sizes and sha256 of the files, the base if there is one; sealed
 
 bfloat16 values are stored as their bits (uint16). Taking one costs a moment: `Snapshot` marks the cut, and from
 then on a row that changes before it has been written is copied aside first, so memory grows by the rows changed
@@ -27,16 +27,19 @@ from urllib.parse import quote
 import numpy as np
 import pyarrow as pa
 
-from hotrow.errors import CheckpointError, MissedError, ServiceError
+from hotrow.errors import CheckpointError, MissedError, ServiceError, SettingsError
 from hotrow.files import flush, sha256, write_text
 from hotrow.peers import Peers
+from hotrow.sealed import read_object, to_text, unsealed
+from hotrow.settings import Settings, parse
 from hotrow.store.store import Columns, Cut, Moment, Rows
 from hotrow.table import ByCount, Table
 from hotrow.tiers.router import Router
 from hotrow.world import World
 
 FORMAT = "hotrow-rows"
-VERSION = 1
+VERSION = 2
+"""Manifests of version 1 had no checksum of their own."""
 _CHUNK = 1 << 16
 
 
@@ -83,7 +86,7 @@ class Snapshot:
                 self._write_store(beside, f"{i:03d}-{quote(name, safe='')}", store.table, cut)
                 for i, (name, store, cut) in enumerate(self._cuts)
             ]
-            write_text(beside / "manifest.json", json.dumps(self._manifest, indent=1))
+            write_text(beside / "manifest.json", to_text(self._manifest))
             beside.rename(self.folder)
             flush(self.folder.parent)
             kept = True
@@ -146,20 +149,58 @@ def _check_base(base: Path, id: str, stores: Sequence[Rows]) -> None:
             )
 
 
+class _File(Settings):
+    """A file of a table, as the manifest knows it."""
+
+    file: str
+    count: int
+    bytes: int
+    sha256: str
+
+
+class _Table(Settings):
+    name: str
+    dim: int
+    dtype: str
+    optimizer: str
+    steps: int
+    rows: _File
+    erased: _File | None = None
+    sketch: _File | None = None
+
+
+class _Base(Settings):
+    path: str
+    id: str
+
+
+class _Manifest(Settings):
+    format: str
+    version: int
+    id: str
+    steps: int
+    seed: int
+    base: _Base | None = None
+    tables: tuple[_Table, ...]
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a snapshot; refuses what is none or is of another version."""
+    """The manifest of a snapshot; refuses what is none, is of another version, or was altered."""
     path = folder / "manifest.json"
-    try:
-        manifest = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise CheckpointError(f"{folder} holds no snapshot: there is no manifest.json in it.") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}.") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+    if not path.exists():
+        raise CheckpointError(f"{folder} holds no snapshot: there is no manifest.json in it.")
+    data = read_object(path, "The manifest", CheckpointError)
+    if data.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not the manifest of a snapshot.")
-    if manifest.get("version") != VERSION:
-        raise CheckpointError(f"{path} is of version {manifest.get('version')}; this release reads version {VERSION}.")
-    return manifest
+    if data.get("version") not in (1, VERSION):
+        raise CheckpointError(
+            f"{path} is of version {data.get('version')}; this release reads versions 1 to {VERSION}."
+        )
+    try:
+        found = parse(_Manifest, unsealed(data) if data["version"] == VERSION else data, str(path))
+    except (SettingsError, ValueError) as error:
+        raise CheckpointError(f"{path} was altered: {error}.") from None
+    return found.model_dump(mode="json", exclude_none=True)
 
 
 def chain(folder: Path) -> list[Path]:
@@ -171,6 +212,8 @@ def chain(folder: Path) -> list[Path]:
         manifest = read_manifest(below)
         if manifest["id"] != wanted:
             raise CheckpointError(f"{folders[-1]} builds on a snapshot that is no longer at {below}.")
+        if below in folders:
+            raise CheckpointError(f"{folders[-1]} builds on a snapshot, {below}, that builds on it.")
         folders.append(below)
     return folders[::-1]
 

@@ -4,7 +4,7 @@
       rows/           snapshot of the tables, with a manifest of its own (see `Embeddings.snapshot`)
       dense.npz       dense weights, dense optimizer state, random generators: plain arrays under names
       trainer.json    position in the data, early stopping, counters
-      manifest.json   written last: size and sha256 of the files above
+      manifest.json   written last: size and sha256 of the files above, and its own checksum
 
 A folder is written beside its place under a hidden name and renamed, so whatever is killed, a folder with a
 `step-` name is whole. The cut is made in the caller's thread and copies the dense part; writing goes on in
@@ -26,15 +26,19 @@ from zipfile import BadZipFile
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from hotrow.errors import CheckpointError, MissedError
+from hotrow.errors import CheckpointError, MissedError, SettingsError
 from hotrow.files import flush, sha256, write_text
 from hotrow.peers import Peers
+from hotrow.sealed import read_object, to_text, unsealed
+from hotrow.settings import Settings, parse
 from hotrow.world import World
 
 FORMAT = "hotrow-checkpoint"
-VERSION = 1
+VERSION = 2
+"""Manifests of version 1 had no checksum of their own."""
 
 
 class Snapshot(Protocol):
@@ -216,7 +220,7 @@ class Checkpoints:
             "base": base.name if base else None,
             "files": {name: _described(folder / name) for name in names},
         }
-        write_text(folder / "manifest.json", json.dumps(manifest, indent=1))
+        write_text(folder / "manifest.json", to_text(manifest))
 
     def _prune(self, protect: int | None) -> None:
         found = self.all()
@@ -244,6 +248,8 @@ def chain_of(folder: Path) -> list[Path]:
     base = read_manifest(folder)["base"]
     while base is not None:
         out.append(folder.parent / base)
+        if out[-1] == folder or out[-1] in out[:-1]:
+            raise CheckpointError(f"{folder} builds on a checkpoint, {out[-1]}, that builds on it.")
         base = read_manifest(out[-1])["base"]
     return out
 
@@ -253,20 +259,35 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / "manifest.json"
     if not path.is_file():
         raise CheckpointError(f"{folder} is not a complete checkpoint: it has no manifest.json.")
+    data = read_object(path, "The manifest", CheckpointError)
+    if data.get("format", FORMAT) != FORMAT:
+        raise CheckpointError(f"{folder} is not a checkpoint of a run: {path} says {data['format']!r}.")
+    if data.get("version", VERSION) not in (1, VERSION):
+        raise CheckpointError(
+            f"{folder} has checkpoint version {data['version']}; this Hotrow reads versions 1 to {VERSION}."
+        )
     try:
-        manifest = json.loads(path.read_text())
-        if manifest["format"] != FORMAT:
-            raise CheckpointError(f"{folder} is not a checkpoint of a run: {path} says {manifest['format']!r}.")
-        if manifest["version"] != VERSION:
-            raise CheckpointError(
-                f"{folder} has checkpoint version {manifest['version']}; this Hotrow reads version {VERSION}."
-            )
-        files, _, _ = manifest["files"], manifest["step"], manifest["base"]
-        if not {"dense.npz", "trainer.json", "rows/manifest.json"} <= set(files):
-            raise KeyError("files")
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise CheckpointError(f"{path} was altered or truncated: it cannot be read as a manifest.") from None
-    return dict(manifest)
+        manifest = parse(_Manifest, unsealed(data) if data.get("version") == VERSION else data, str(path))
+        if not {"dense.npz", "trainer.json", "rows/manifest.json"} <= set(manifest.files):
+            raise ValueError("it does not name all files of a checkpoint")
+    except (SettingsError, ValueError) as error:
+        raise CheckpointError(f"{path} was altered or truncated: {error}.") from None
+    return manifest.model_dump(mode="json")
+
+
+class _File(Settings):
+    """A file of a checkpoint, as the manifest knows it."""
+
+    bytes: int
+    sha256: str
+
+
+class _Manifest(Settings):
+    format: str
+    version: int
+    step: int = Field(ge=0)
+    base: str | None
+    files: dict[str, _File]
 
 
 def _check(path: Path, said: Mapping[str, Any]) -> None:
