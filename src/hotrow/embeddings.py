@@ -37,6 +37,7 @@ from hotrow.table import Feature, Table
 from hotrow.tiers.collective import CollectiveTier
 from hotrow.tiers.device import DeviceTier
 from hotrow.tiers.host import HostTier
+from hotrow.tiers.moving import move_alone
 from hotrow.tiers.ranks import check_ranks, move_rows, with_collective
 from hotrow.tiers.router import Routed, Router
 from hotrow.tiers.tier import Gradients, Tier, Wait
@@ -255,7 +256,8 @@ class Embeddings(nn.Module):
     def replan(self, plan: Plan) -> None:
         """Moves rows, with state and clocks, to where `plan` has them. Lookups already made stay good.
 
-        Costs a copy of every row that either plan names through host memory; a device never holds more than one plan's.
+        Costs a copy of every row that either plan names through host memory, and of all others of a table whose last
+        tier changes, some at a time; a device never holds more than one plan's.
         Several ranks must all do it between the same two steps; only rows that change their tier travel.
         """
         self._check(plan)
@@ -267,20 +269,9 @@ class Embeddings(nn.Module):
             move_rows(self.router, router, self.world, self.steps)
             self.router = router
             return
-        taken = {}
-        for table in self.tables:
-            shares = (*self.router.plan.shares[table], *plan.shares[table])
-            named = [share.keys for share in shares if share.keys is not None]
-            keys = np.unique(np.concatenate([np.empty(0, np.int64), *named]))
-            owners = self.router.route([table], [keys], [0])
-            taken[table] = [tier.stores()[table].take(part.keys) for tier, (part,) in owners]
-        for name, tier in self.router.tiers.items():
-            tier.replan(plan.keys_on(name))
+        move_alone(self.router, router, self.steps)
         self.router = router
         self.device_tier = self._computing_tier()
-        for table, columns in taken.items():
-            for rows in columns:
-                self.router.give(table, rows)
 
     def read(self, table: str, keys: torch.Tensor) -> torch.Tensor:
         """The rows of `keys` in one table, `[n, dim]`, as they are."""

@@ -73,13 +73,14 @@ class Plan:
         return Plan({table.name: (Share(tier),) for table in tables})
 
     def keys_on(self, tier: str) -> dict[str, npt.NDArray[np.int64]]:
-        """For each table that has some the keys it names for `tier`."""
-        return {
-            table: share.keys
-            for table, shares in self.shares.items()
-            for share in shares
-            if share.tier == tier and share.keys is not None
-        }
+        """For each table that has some the keys that `tier` holds: those it names and no share before it does."""
+        found = {}
+        for table, shares in self.shares.items():
+            for i, share in enumerate(shares):
+                if share.tier == tier and share.keys is not None:
+                    before = [s.keys for s in shares[:i] if s.keys is not None]
+                    found[table] = np.setdiff1d(share.keys, np.concatenate(before)) if before else share.keys
+        return found
 
     def check(self, tables: Sequence[Table]) -> None:
         """Raises `SettingsError` unless this is a plan for exactly these tables, with rows no larger than planned."""

@@ -243,9 +243,12 @@ class Answers:
         return [to_json({"erased": store.erase(array_of(message, 1, np.int64, 1))})]
 
     def _settle(self, message: Message) -> list[Array]:
-        """Facts: table, steps, name; then the sketch, empty if there is none."""
+        """Facts: table, steps, name; then the sketch, empty if there is none. Without a name only the steps are set."""
         said, store = self._named(message)
         sketch = array_of(message, 1, np.uint8, 1)
+        if said["name"] is None:
+            store.set_steps(int(said["steps"]))
+            return []
         try:
             store.settle(int(said["steps"]), str(said["name"]), sketch if len(sketch) else None)
         except ValueError as error:

@@ -70,6 +70,10 @@ class RemoteRows:
         counters = np.empty(0, np.uint8) if sketch is None else sketch
         self.client.change_all(Kind.SETTLE, [self.facts(steps=steps, name=cut), counters])
 
+    def set_steps(self, steps: int) -> None:
+        """Takes the table as having had so many updates, on every shard."""
+        self.client.change_all(Kind.SETTLE, [self.facts(steps=steps, name=None), np.empty(0, np.uint8)])
+
     def clear(self) -> None:
         """Forgets every row."""
         self.client.change_all(Kind.CLEAR, [self.facts()])

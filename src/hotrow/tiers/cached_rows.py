@@ -57,6 +57,10 @@ class CachedRows:
         self._rows.settle(steps, cut, sketch)
         self._tier.set_steps(self._name, steps)
 
+    def set_steps(self, steps: int) -> None:
+        self._rows.set_steps(steps)
+        self._tier.set_steps(self._name, steps)
+
     def clear(self) -> None:
         self._tier.drop(self._name)
         self._rows.clear()

@@ -113,7 +113,7 @@ class CollectiveTier(Tier):
     def set_steps(self, steps: int) -> None:
         """Takes the stores as having made `steps` updates: what a tier that joins in mid-run has to know."""
         for rows in self._here.stores().values():
-            rows.steps = steps
+            rows.set_steps(steps)
 
     def close(self) -> None:
         self._lanes.close()

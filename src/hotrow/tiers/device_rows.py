@@ -56,6 +56,10 @@ class DeviceRows:
     def steps(self, steps: int) -> None:
         self._tier.steps = steps
 
+    def set_steps(self, steps: int) -> None:
+        """Takes the tables as having had so many updates."""
+        self._tier.steps = steps
+
     @property
     def keys(self) -> Keys:
         """Of all rows that it has room for."""

@@ -58,6 +58,9 @@ class OwnedRows:
     def settle(self, steps: int, cut: str, sketch: npt.NDArray[np.uint8] | None) -> None:
         self.store.settle(steps, cut, sketch)
 
+    def set_steps(self, steps: int) -> None:
+        self.store.set_steps(steps)
+
     def clear(self) -> None:
         self.store.clear()
 

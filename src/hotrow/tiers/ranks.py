@@ -17,11 +17,11 @@ import torch
 from hotrow.errors import RankError, SettingsError
 from hotrow.peers import Peers
 from hotrow.plan import Plan
-from hotrow.store.store import Columns, Rows, RowStore
+from hotrow.store.store import Columns, RowStore
 from hotrow.table import Table
 from hotrow.tiers.collective import CollectiveTier
-from hotrow.tiers.device_rows import DeviceRows
 from hotrow.tiers.lanes import Lane, Lanes
+from hotrow.tiers.moving import MOVED, all_keys, named
 from hotrow.tiers.owned import OwnedRows
 from hotrow.tiers.replicated import ReplicatedTier
 from hotrow.tiers.router import Router
@@ -31,7 +31,6 @@ from hotrow.world import World
 
 COLLECTIVE = ("replicated", "node", "world")  # hottest first
 _ALONE = ("host", "device")  # tiers whose rows other ranks know nothing of
-_MOVED = 1 << 17  # keys that move at a time: what bounds the memory of a change of plan
 
 Keys = npt.NDArray[np.int64]
 
@@ -129,12 +128,10 @@ def _set_aside(name: str, tier: CollectiveTier, new: Router) -> dict[str, OwnedR
     aside = {}
     for table, rows in tier.stores().items():
         aside[table] = RowStore(tier.tables[table].model_copy(update={"admission": None, "eviction": None}))
-        aside[table].import_(rows.store.take(_all_keys(rows.store)))
+        aside[table].import_(rows.store.take(all_keys(rows.store)))
     tier.replan(keys)
-    for table, named in keys.items():
-        for holder, (part,) in new.route([table], [named], [0]):  # another share may name a key before this tier's does
-            if holder is tier:
-                tier.stores()[table].import_(aside[table].take(part.keys))
+    for table, theirs in keys.items():
+        tier.stores()[table].import_(aside[table].take(theirs))
     return {table: tier.owned(store) for table, store in aside.items()}
 
 
@@ -149,33 +146,19 @@ def gather_columns(columns: Columns, world: World) -> Columns:
 
 def _moving(table: str, old: Router, new: Router) -> Iterator[Keys]:
     """The keys of a table that a plan names and that change their tier, some at a time: the same on every rank."""
-    keys = _named(table, old, new)
+    keys = named(table, old, new)
     keys = keys[_places(table, old, keys) != _places(table, new, keys)]
-    for at in range(0, len(keys), _MOVED):
-        yield keys[at : at + _MOVED]
+    for at in range(0, len(keys), MOVED):
+        yield keys[at : at + MOVED]
 
 
 def _unnamed(table: str, old: Router, new: Router, lane: Lane) -> Iterator[Keys]:
     """This rank's keys on the last tier that neither plan names, some at a time: as often on every rank."""
     rows = old.tiers[old.plan.shares[table][-1].tier].stores()[table]
-    keys = np.setdiff1d(_all_keys(rows.store if isinstance(rows, OwnedRows) else rows), _named(table, old, new))
+    keys = np.setdiff1d(all_keys(rows.store if isinstance(rows, OwnedRows) else rows), named(table, old, new))
     most = int(lane.counts("move", 0, np.full(lane.size, len(keys), np.int64)).max())
-    for at in range(0, most, _MOVED):
-        yield keys[at : at + _MOVED]
-
-
-def _all_keys(rows: Rows) -> Keys:
-    """Of every row that is there."""
-    if isinstance(rows, DeviceRows):
-        return rows.keys
-    assert isinstance(rows, RowStore)
-    return np.concatenate([np.empty(0, np.int64), *(columns["keys"] for columns in rows.export())])
-
-
-def _named(table: str, old: Router, new: Router) -> Keys:
-    shares = (*old.plan.shares[table], *new.plan.shares[table])
-    named = [share.keys for share in shares if share.keys is not None]
-    return np.unique(np.concatenate([np.empty(0, np.int64), *named]))
+    for at in range(0, most, MOVED):
+        yield keys[at : at + MOVED]
 
 
 def _places(table: str, router: Router, keys: Keys) -> npt.NDArray[np.int64]:
