@@ -233,6 +233,13 @@ def test_ranks_wait_for_each_other_as_long_as_the_run_says(make_run, pool):
     assert all(groups) and {seconds for of_rank in groups for seconds in of_rank} == {77.0}
 
 
+def test_drift_and_sample_of_a_cache_are_those_of_the_run(make_run, pool, shards):
+    policy = {"name": "bounded", "clock": 9}
+    run = make_run(train__steps=1, policy=policy, cluster={"shards": shards, "cache": {"drift": 0.5, "sample": 7}})
+    made = pool.run(2, "train_work:caches", run.to_toml(), timeout=120)
+    assert made == [[{"drift": 0.5, "sample": 7, "bound": 9}]] * 2
+
+
 def test_what_the_first_rank_refuses_all_refuse_with_the_same_sentence(make_run, pool):
     run = make_run(train__steps=2)
     train(run)
