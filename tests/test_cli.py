@@ -242,6 +242,39 @@ def test_what_a_user_got_wrong_is_one_sentence_and_exit_code_1(folder, call, mon
     assert "Traceback" not in err
 
 
+UNREAD = (
+    ("plan clicks --drift clicks --out x.plan", "--out"),
+    ("plan clicks --drift clicks --picture x.html", "--picture"),
+    ("plan clicks --drift clicks --threshold 3", "--threshold"),
+    ("plan clicks --topology cluster.toml --threshold 3", "--threshold"),
+    ("plan clicks --memory 1KiB --run steps.toml --profile clicks/profile.json", "--profile"),
+    ("simulate clicks --topology cluster.toml --rows 10", "--rows"),
+    ("simulate clicks --topology cluster.toml --seed 1", "--seed"),
+    ("simulate --zipf 1 --topology cluster.toml --batch-size 5", "--batch-size"),
+    ("simulate --zipf 1 --topology cluster.toml --run run.toml", "--run"),
+    ("simulate clicks --topology cluster.toml --plan x.plan --extra 1KiB", "--extra"),
+    ("advise clicks --overwrite", "--overwrite"),
+    ("topology --megabytes 2", "--megabytes"),
+    ("topology --overwrite", "--overwrite"),
+    ("bench --quick", "--quick"),
+    ("report out --port 8000", "--port"),
+    ("predict out clicks --format criteo", "--format"),
+    ("predict out log.csv --split test", "--split"),
+    ("synth made --samples 10 --set samples=20", "--samples"),
+)
+
+
+@pytest.mark.parametrize(("line", "option"), UNREAD)
+def test_an_option_that_nobody_would_read_is_refused_and_nothing_is_written(prepared, call, monkeypatch, line, option):
+    monkeypatch.chdir(prepared)
+    steps = '[[data.steps]]\nname = "log"\ncolumns = ["price"]\n'
+    (prepared / "steps.toml").write_text(RUN + steps)
+    before = sorted(prepared.rglob("*"))
+    code, out, errors = call(*line.split())
+    assert (code, out) == (1, "") and errors.startswith(f"hotrow: {option}: ") and errors.endswith("Leave it out.\n")
+    assert sorted(prepared.rglob("*")) == before
+
+
 def test_an_unexpected_error_keeps_its_trace(monkeypatch):
     def broken(quick):
         raise ZeroDivisionError("a bug")

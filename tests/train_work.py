@@ -8,6 +8,7 @@ from unittest import mock
 
 import torch.distributed as dist
 
+from hotrow import _native
 from hotrow.run import Run
 from hotrow.settings import parse
 from hotrow.tiers import HostTier
@@ -39,6 +40,19 @@ def groups(world: World, text: str) -> list[float]:
     with mock.patch.object(dist, "new_group", seen):
         train_run(world, text)
     return seconds
+
+
+def caches(world: World, text: str) -> list[dict[str, Any]]:
+    """How the caches of a run are made."""
+    made, cache = [], _native.Cache
+
+    def seen(**named: Any) -> Any:
+        made.append({name: value for name, value in named.items() if name in ("drift", "sample", "bound")})
+        return cache(**named)
+
+    with mock.patch.object(_native, "Cache", seen):
+        train_run(world, text)
+    return made
 
 
 def train_unevenly(world: World, text: str) -> dict[str, object]:

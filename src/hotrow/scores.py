@@ -126,7 +126,8 @@ def write_scores(
         check_same(dataset.schema, predictor.schema, str(data))
         settings = predictor.run.data
         found["split"] = split or settings.test or settings.train
-        batches = Reader(dataset, found["split"], settings.batch_size, shuffle=False, steps=settings.steps)
+        size, steps = settings.batch_size, settings.steps
+        batches = Reader(dataset, found["split"], size, shuffle=False, seed=settings.seed, steps=steps)
     else:
         batches = Log(data, predictor, schema, form, bad)
     found |= _write(predictor, batches, out, progress or Progress())

@@ -65,6 +65,7 @@ def _hotrow(
 
 @app.command()
 def synth(
+    context: typer.Context,
     folder: Annotated[Path, typer.Argument(help="Where the log is put.")],
     samples: Annotated[int, typer.Option("--samples", min=1, help="How many samples to make.")] = 400_000,
     preset: Annotated[
@@ -92,6 +93,8 @@ def synth(
     wanted: dict[str, Any] = {**preset_settings(preset), "samples": samples}
     for setting in settings or []:
         override_setting(wanted, setting)
+    if wanted["samples"] != samples:
+        refuse_unread(context, "--set samples says another number.", "samples")
     percent = _percent("Making, percent")
     facts = write_log(
         parse(SynthSettings, wanted),
@@ -221,6 +224,14 @@ def demo(
     from hotrow.train.progress import watching
 
     _give(run_demo(folder, progress=watching()), as_json, show.demonstrated)
+
+
+def refuse_unread(context: typer.Context, why: str, *names: str) -> None:
+    """Refuses options that were given where nobody would read them; `names` are those of the parameters."""
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if option.name in names and source is not None and source.name == "COMMANDLINE":
+            raise SettingsError(f"{option.opts[0]}: {why} Leave it out.")
 
 
 def _percent(what: str) -> Callable[[int, int, int], None]:

@@ -8,13 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from hotrow.cli import AsJson, Overwrite, _give, _percent, app
+from hotrow.cli import AsJson, Overwrite, _give, _percent, app, refuse_unread
 from hotrow.errors import SettingsError
 from hotrow.files import replacing
 
 
 @app.command()
 def advise(
+    context: typer.Context,
     data: Annotated[Path, typer.Argument(help="The data set.")],
     topology: Annotated[
         Path | None, typer.Option("--topology", metavar="CLUSTER.toml", help="The ranks and links there are.")
@@ -45,6 +46,8 @@ def advise(
     from hotrow.plan.topology import load_topology
     from hotrow.sizes import parse_size
 
+    if out is None:
+        refuse_unread(context, "no file is written; name it with --out.", "overwrite")
     if out is not None and out.exists() and not overwrite:
         raise SettingsError(f"{out} is already there. Name another file, or replace it with --overwrite.")
     dataset = DataSet.open(data)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from hotrow.cli import app
+from hotrow.cli import app, refuse_unread
 from hotrow.errors import SettingsError, nearest
 from hotrow.files import replacing
 
@@ -18,6 +18,7 @@ ALL = "all"
 
 @app.command()
 def bench(
+    context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Which benchmark, or all; without it, their names.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="A small run, to see that it works; all is so.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write JSON here.")] = None,
@@ -37,6 +38,7 @@ def bench(
     from hotrow.cli import show
 
     if not name:
+        refuse_unread(context, "it is about a benchmark; name one, or all.", "quick", "json_file", "page")
         print("\n".join([*sorted(BENCHES), ALL]))
         return
     if name not in BENCHES and name != ALL:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hotrow.cli import AsJson, Overwrite, Settings, _give, _percent, app
+from hotrow.cli import AsJson, Overwrite, Settings, _give, _percent, app, refuse_unread
 from hotrow.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def plan(
+    context: typer.Context,
     data: Annotated[Path, typer.Argument(help="The data set.")],
     memory: Annotated[
         str, typer.Option("--memory", metavar="SIZE", help="What hot rows may take in all, as in 512MiB.")
@@ -95,11 +96,17 @@ def plan(
         )
     if not memory and other is None and topology is None:
         raise SettingsError("Say how much memory hot rows may take, as in --memory 512MiB.")
+    if not memory:
+        refuse_unread(context, "it is about rows chosen for a budget; give --memory.", "thresholds")
+    if not memory and topology is None:
+        refuse_unread(context, "without --memory nothing is planned.", "out", "picture", "overwrite")
     if share is not None and profile is not None:
         raise SettingsError("--sample counts anew and --profile does not; give one of them.")
     dataset = DataSet.open(data)
     run = _run(run_file, settings)
     steps = run.data.steps if run is not None else ()
+    if steps:
+        refuse_unread(context, "keys are counted anew as data.steps of the run leave them.", "profile")
     shown: dict[str, Any] = {"data": str(data)}
     counted = count_keys(
         dataset, split=split, profile=profile, share=share, steps=steps, progress=_reading(dataset.samples(split))

@@ -8,11 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from hotrow.cli import AsJson, Overwrite, _give, app
+from hotrow.cli import AsJson, Overwrite, _give, app, refuse_unread
 
 
 @app.command()
 def predict(
+    context: typer.Context,
     run: Annotated[Path, typer.Argument(help="A run folder (its newest checkpoint is taken) or a checkpoint.")],
     data: Annotated[Path, typer.Argument(help="A data set, or a log: a file or a folder of Parquet, CSV or TSV.")],
     out: Annotated[Path, typer.Option("--out", help="The Parquet file to write.")] = Path("scores.parquet"),
@@ -41,6 +42,7 @@ def predict(
     from typing import get_args
 
     from hotrow.data.convert import BadPolicy
+    from hotrow.data.dataset import MANIFEST
     from hotrow.data.sources import Format
     from hotrow.errors import SettingsError, nearest
     from hotrow.predictor import Predictor
@@ -50,6 +52,10 @@ def predict(
     for name, value, known in (("format", form, get_args(Format)), ("bad", bad, get_args(BadPolicy))):
         if value not in known:
             raise SettingsError(f'There is no {name} "{value}".{nearest(value, known)}')
+    if (data / MANIFEST).is_file():
+        refuse_unread(context, "it is for a log, and this is a data set.", "schema", "form", "bad")
+    else:
+        refuse_unread(context, "it is for a data set, and a log has none.", "split")
     with Predictor(run) as predictor:
         found = write_scores(
             predictor,

@@ -9,12 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from hotrow.cli import AsJson, _give, app
+from hotrow.cli import AsJson, _give, app, refuse_unread
 from hotrow.errors import SettingsError
 
 
 @app.command()
 def report(
+    context: typer.Context,
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN...", help="Run folders; several are laid over each other.")
     ],
@@ -45,6 +46,7 @@ def report(
         return
     from hotrow.report.report import report as make_report
 
+    refuse_unread(context, "the page is written, not served; give --live.", "port")
     place = out or runs[0] / "report.html"
     page = make_report(runs)
     page.write(place)

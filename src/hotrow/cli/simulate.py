@@ -8,13 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from hotrow.cli import AsJson, Settings, _give, app
+from hotrow.cli import AsJson, Settings, _give, app, refuse_unread
 from hotrow.cli.plan_ranks import BATCH, show_compared, wire_of
 from hotrow.errors import SettingsError
 
 
 @app.command()
 def simulate(
+    context: typer.Context,
     data: Annotated[Path | None, typer.Argument(help="A data set to replay; or give --zipf.")] = None,
     topology: Annotated[
         Path | None, typer.Option("--topology", metavar="CLUSTER.toml", help="The ranks and links to simulate.")
@@ -65,6 +66,14 @@ def simulate(
         raise SettingsError("Say what to replay, one of two: a data set, or a distribution as in --zipf 1.05.")
     if topology is None:
         raise SettingsError("Say for which cluster, as in --topology cluster.toml; hotrow topology measures one.")
+    if data is None:
+        refuse_unread(
+            context, "it is about a data set, and --zipf needs none.", "run_file", "settings", "split", "batch_size"
+        )
+    else:
+        refuse_unread(context, "it is for --zipf.", "rows", "tables", "dim", "lookups", "seed")
+    if plan_file is not None:
+        refuse_unread(context, "it is for a plan made now, and --plan gives one.", "extra")
     cluster = load_topology(topology)
     asked: dict[str, Any] = {
         "wire": wire_of(wire),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hotrow.cli import AsJson, Overwrite, _give, app
+from hotrow.cli import AsJson, Overwrite, _give, app, refuse_unread
 from hotrow.errors import RankError, SettingsError
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def topology(
+    context: typer.Context,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="CLUSTER.toml", help="Write it as a cluster file.")
     ] = None,
@@ -44,6 +45,10 @@ def topology(
     from hotrow.world import World
 
     world = World.here()
+    if out is None:
+        refuse_unread(context, "no file is written; name it with --out.", "overwrite")
+    if world.size == 1:
+        refuse_unread(context, "one process measures no links; start it with torchrun.", "backend", "megabytes")
     if world.size > 1:
         _join(world, backend)
     try:
