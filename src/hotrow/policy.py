@@ -50,7 +50,9 @@ class Hybrid(Settings):
     ahead: int = Field(4, ge=1, description="batches that are read and grouped ahead of those that are fetched")
     ramp: int = Field(256, ge=0, description="steps in which the bound grows to `staleness`, from the run's first on")
     worst: bool = Field(
-        False, description="apply every update as late as allowed, to see what staleness costs at most; with one trainer it repeats exactly"
+        False,
+        description="apply every update as late as allowed, to see what staleness costs at most; with one trainer it "
+        "repeats exactly",
     )
 
 
