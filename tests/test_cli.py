@@ -122,17 +122,22 @@ def test_a_log_is_prepared_and_described(folder, call):
         folder / "schema.toml",
         "--split",
         "last:0.25",
+        "--validation",
+        "0.2",
         "--json",
     )
     assert code == 0
     said = json.loads(out)
     assert said["kind"] == "data set"
-    assert said["splits"]["train"]["samples"] == 300
-    assert said["splits"]["test"]["samples"] == 100
+    assert {split: of["samples"] for split, of in said["splits"].items()} == {
+        "train": 240,
+        "validation": 60,
+        "test": 100,
+    }
     assert [f["name"] for f in said["features"]] == ["user", "item"]
     code, out, _ = call("inspect", folder / "clicks")
     assert code == 0
-    assert "300" in out
+    assert "240" in out and "validation" in out
 
 
 def test_a_malformed_line_is_refused_with_its_place(folder, call):

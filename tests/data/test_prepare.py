@@ -67,31 +67,59 @@ def names(folder):
 @pytest.mark.parametrize("schema", [SCHEMA, SESSIONS])
 def test_every_sample_is_in_one_split_and_the_right_one(tmp_path, split, schema):
     columns = log(tmp_path / "log.parquet", 100)
-    dataset = prepare(tmp_path / "log.parquet", tmp_path / "out", schema=schema, split=split)
-    train, test = keys(dataset, "train"), keys(dataset, "test")
-    assert sorted([*train, *test]) == list(range(100))
+    dataset = prepare(tmp_path / "log.parquet", tmp_path / "out", schema=schema, split=split, validation=0.25)
+    assert dataset.splits == ("train", "validation", "test")
+    train, validation, test = (keys(dataset, name) for name in dataset.splits)
+    assert sorted([*train, *validation, *test]) == list(range(100))
     t, u = columns["t"], columns["u"]
+    if split in ("last:0.2", "time:30", "none"):
+        assert t[train].max() < t[validation].min()
+        assert len(train) + len(validation) >= 4 * len(train) // 3 and dataset.facts["validation"].startswith("time:")
     if split == "last:0.2":
-        assert t[train].max() < t[test].min()
+        assert t[validation].max() < t[test].min()
         assert 20 <= len(test) <= 25
     if split == "time:30":
-        assert (t[test] >= 30).all() and (t[train] < 30).all()
+        assert (t[test] >= 30).all() and (t[validation] < 30).all()
     if split == "samples:70":
-        assert sorted(train.tolist()) == list(range(70))
+        assert sorted(train.tolist()) == list(range(52)) and sorted(test.tolist()) == list(range(70, 100))
     if split == "users:0.3":
-        assert set(u[train]) & set(u[test]) == set() and len(test)
+        assert not set(u[train]) & set(u[test]) | set(u[train]) & set(u[validation]) | set(u[validation]) & set(u[test])
     if split == "none":
         assert not len(test)
+    assert len(validation) and (len(test) or split == "none")
     if schema.session is None:  # the order is the log's
-        assert (np.diff(train) > 0).all() and (np.diff(test) > 0).all()
+        assert (np.diff(train) > 0).all() and (np.diff(validation) > 0).all() and (np.diff(test) > 0).all()
+
+
+def test_a_tenth_of_what_is_not_test_is_validation_unless_nothing_is_or_it_is_not_wanted(tmp_path):
+    log(tmp_path / "log.parquet", 1000)
+
+    def splits(name, **options):
+        dataset = prepare(tmp_path / "log.parquet", tmp_path / name, schema=SCHEMA, **options)
+        return {split: dataset.samples(split) for split in dataset.splits}, dataset.facts.get("validation")
+
+    assert splits("a", split="samples:800") == ({"train": 720, "validation": 80, "test": 200}, "samples:720")
+    assert splits("b", split="samples:800", validation=0) == ({"train": 800, "test": 200}, None)
+    assert splits("c", split="none") == ({"train": 1000, "test": 0}, None)
+    assert splits("d", split="samples:3") == ({"train": 3, "test": 997}, None)  # a tenth of three is none
+    by_user, how = splits("e", split="users:0.5")
+    assert how == "users:0.05" and sum(by_user.values()) == 1000
+
+
+def test_where_all_is_of_one_time_nothing_is_validation(tmp_path):
+    pq.write_table(pa.table({"y": [0.0] * 60, "k": range(60), "t": [5] * 60}), tmp_path / "log.parquet")
+    schema = Schema(label="y", features=(Column(name="k"),), time="t")
+    dataset = prepare(tmp_path / "log.parquet", tmp_path / "out", schema=schema, split="time:9", validation=0.5)
+    assert dataset.splits == ("train", "test") and dataset.samples("train") == 60
 
 
 def test_without_a_time_the_last_samples_are_the_last_in_order(tmp_path):
     log(tmp_path / "log.parquet", 100)
     plain = Schema(label="y", features=(Column(name="k"),))
-    dataset = prepare(tmp_path / "log.parquet", tmp_path / "out", schema=plain, split="last:0.25")
+    dataset = prepare(tmp_path / "log.parquet", tmp_path / "out", schema=plain, split="last:0.25", validation=0.2)
     assert keys(dataset, "test").tolist() == list(range(75, 100))
-    assert dataset.facts["split"] == "samples:75"
+    assert keys(dataset, "validation").tolist() == list(range(60, 75))
+    assert (dataset.facts["split"], dataset.facts["validation"]) == ("samples:75", "samples:60")
 
 
 @pytest.mark.parametrize("odd", ["T", "S", "__TIME", "__ROW"])
@@ -386,10 +414,11 @@ def test_events_of_any_cut_have_the_same_histories(tmp_path, monkeypatch):
     monkeypatch.setattr(begins, "BUCKET_BYTES", 10_000)
     many = prepare(tmp_path / "log.dat", tmp_path / "many", split="samples:400", part=90)
     assert len(many.parts("train")) > 3
-    assert (one.samples("train"), one.samples("test")) == (400, 100)
-    for split in ("train", "test"):
+    assert [one.samples(split) for split in one.splits] == [360, 40, 100]
+    for split in one.splits:
         assert whole(one, split).equals(whole(many, split))
-    assert (np.diff(whole(one, "train").column("time").to_numpy()) >= 0).all()
+    times = np.concatenate([whole(one, split).column("time").to_numpy() for split in one.splits])
+    assert (np.diff(times) >= 0).all()
 
 
 def test_events_without_a_user_are_refused_set_aside_or_without_a_history(tmp_path):

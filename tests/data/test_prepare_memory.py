@@ -77,4 +77,4 @@ def test_the_limit_holds_for_a_log_larger_than_it(tmp_path, times):
     assert process.returncode == 0 and len(seen) > 10
     assert max(seen) <= LIMIT
     dataset = DataSet.open(tmp_path / "out")
-    assert dataset.samples("train") + dataset.samples("test") == rows
+    assert sum(map(dataset.samples, dataset.splits)) == rows

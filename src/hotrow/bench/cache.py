@@ -225,7 +225,7 @@ def _graph(folder: Path, quick: bool) -> Job:
     """A log of users and items, prepared, and its graph."""
     log, data, file = folder / "log", folder / "data", folder / "clicks.graph"
     write_log(SynthSettings(samples=50_000 if quick else 200_000), log)
-    graph = Graph.of_data_set(prepare(log, data, workers=1))
+    graph = Graph.of_data_set(prepare(log, data, validation=0, workers=1))
     graph.save(file)
     chances = [np.diff(side.begins) / (graph.edges + 1) for side in graph.sides]  # as far as the graph tells
     rows = {

@@ -292,7 +292,7 @@ def _made_log(folder: Path, quick: bool) -> DataSet:
     """A log that models learn much of in one pass: rows are few and used often."""
     settings = SynthSettings(samples=60_000 if quick else 1_000_000, users=4000, items=2000, history_length=4, seed=1)
     write_log(settings, folder / "log")
-    return prepare(folder / "log", folder / "made", workers=1)
+    return prepare(folder / "log", folder / "made", validation=0, workers=1)
 
 
 def _rows(data: DataSet) -> int:

@@ -146,7 +146,7 @@ def auc_of(settings: Mapping[str, Any]) -> tuple[float, float]:
 
 def demo_log(folder: Path, quick: bool) -> Workload:
     write_log(SynthSettings(samples=SAMPLES // 75 if quick else SAMPLES), folder / "log")
-    prepare(folder / "log", folder / "demo")
+    prepare(folder / "log", folder / "demo", validation=0)
     seeds = {"plain": 2, "split": 1, "hot_cold": 2} if quick else {"plain": 8, "split": 4, "hot_cold": 8}
     memory = "64KiB" if quick else "112KiB"  # about half of the samples look up hot rows only
     return Workload("demo", folder / "demo", 256 if quick else 1024, 2, 16, 0.15, 0.002, memory, seeds)
@@ -160,7 +160,7 @@ def criteo_log(folder: Path, quick: bool) -> Workload | str:
     log = Path(found) / "criteo.tsv.zst"
     if not log.is_file():
         return f"the folder that {FOLDER} names has no {log.name}"
-    prepare(log, folder / "criteo", format="criteo", split="samples:64000", bad="missing")
+    prepare(log, folder / "criteo", format="criteo", split="samples:64000", validation=0, bad="missing")
     seeds = {"plain": 2, "split": 1, "hot_cold": 2} if quick else {"plain": 16, "split": 6, "hot_cold": 16}
     return Workload("criteo", folder / "criteo", 256, 1, 4, 0.05, 0.005, "2MiB", seeds)
 

@@ -26,6 +26,13 @@ def prepare(
         str | None,
         typer.Option("--split", help="What is test: last:0.1, time:T, samples:N, users:0.1 or none."),
     ] = None,
+    validation: Annotated[
+        float | None,
+        typer.Option(
+            "--validation",
+            help="Share of what is not test to stop early and tune by; 0.1 if not given, 0 for none.",
+        ),
+    ] = None,
     bad: Annotated[
         str,
         typer.Option("--bad", help="Rows that cannot be used: refuse, skip, or missing to take values as missing."),
@@ -71,6 +78,7 @@ def prepare(
             schema=schema,
             format=form,  # type: ignore[arg-type]  # `prepare` names what it does not know
             split=split,
+            validation=validation,
             bad=bad,  # type: ignore[arg-type]
             late=late,  # type: ignore[arg-type]
             cluster=cluster,

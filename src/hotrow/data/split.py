@@ -1,4 +1,4 @@
-"""How a log is divided into train and test.
+"""How a log is divided into train, validation and test.
 
 | written | test is |
 | --- | --- |
@@ -9,6 +9,10 @@
 | `none` | nothing |
 
 `last` is settled to a time or a number of samples once `prepare` has seen the whole log.
+
+Validation is a share of what is not test, taken in the same way: what comes last before it, or other users. A run that
+stops early, or is tuned, by validation is then measured on what it has not chosen by. With `none` it is made only if
+asked for.
 """
 
 from __future__ import annotations
@@ -24,6 +28,9 @@ from hotrow.data.mix import mix64
 from hotrow.data.schema import Schema
 from hotrow.errors import SettingsError, nearest
 from hotrow.settings import Settings
+
+SPLITS = ("train", "validation", "test")
+"""In the order in which a data set has them; a sample's split is a number below 3."""
 
 
 class _Split(Settings):
@@ -74,11 +81,14 @@ class Users(_Split):
         if schema.user is None:
             raise SettingsError("A split by users needs a user column: give the schema one, or split by last:0.1.")
 
-    def chosen(self, samples: pa.RecordBatch, schema: Schema) -> NDArray[np.bool_]:
-        """Which of the prepared samples are of a user in that fraction."""
-        hashed = mix64(samples.column(schema.user).to_numpy().view(np.uint64))
-        test: NDArray[np.bool_] = (hashed >> np.uint64(11)) * 2.0**-53 < self.value
-        return test
+    def chosen(self, samples: pa.RecordBatch, schema: Schema, validation: float) -> NDArray[np.int8]:
+        """The split of each prepared sample, by its user."""
+        drawn = (mix64(samples.column(schema.user).to_numpy().view(np.uint64)) >> np.uint64(11)) * 2.0**-53
+        return np.select([drawn < self.value, drawn < self.value + self.share(validation)], [2, 1], 0).astype(np.int8)
+
+    def share(self, validation: float) -> float:
+        """The part of all users that a share of those that are not test is."""
+        return (1 - self.value) * validation
 
 
 class Nothing(_Split):

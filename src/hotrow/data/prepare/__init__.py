@@ -32,13 +32,14 @@ from hotrow.data.prepare.plan import Input, LatePolicy, Plan, Work
 from hotrow.data.prepare.stages import run_stages
 from hotrow.data.schema import Schema
 from hotrow.data.sources import Format, SourceSettings, find_source
-from hotrow.data.split import parse_split
+from hotrow.data.split import Nothing, parse_split
 from hotrow.errors import HotrowError, SettingsError, nearest
 from hotrow.train.progress import Progress
 
 __all__ = ["TaskLost", "prepare"]
 
 EngineName = Literal["local", "ray"]
+_VALIDATION = 0.1
 _COUNTER = 43
 """Bytes that the count of a key takes at most."""
 
@@ -50,6 +51,7 @@ def prepare(
     schema: Schema | Path | str | None = None,
     format: Format = "auto",
     split: str | None = None,
+    validation: float | None = None,
     bad: BadPolicy = "refuse",
     late: LatePolicy = "sort",
     cluster: bool = True,
@@ -66,6 +68,9 @@ def prepare(
 ) -> DataSet:
     """Reads the log `source` and writes the data set `out`; `hotrow.data.split` lists the splits.
 
+    `validation` is the share of what is not test to stop early and tune by: 0.1 if not given, or 0, which makes no
+    such split, where the split is none.
+
     `cluster=False` keeps the order of the log, `dedup=False` writes every value of every sample. `row_group` and
     `part` are samples at most; by default they follow from the size of a sample. `memory` is for the command and all
     its workers, as bytes or as "2GiB", half the machine's if not given.
@@ -78,7 +83,7 @@ def prepare(
     if isinstance(schema, Path | str):
         schema = Schema.read(schema)
     log = find_source(source, format, schema, threshold=threshold, history=history)
-    plan = _plan(log, split, bad, late, cluster, dedup, limits)
+    plan = _plan(log, split, validation, bad, late, cluster, dedup, limits)
     plan = plan.model_copy(update={"row_group": row_group, "part": part})
     work = Work.beside(out)
     _placed(work, plan, out, overwrite)  # before anything is written
@@ -127,6 +132,7 @@ def _refuse_unknown(**given: tuple[str, object]) -> None:
 def _plan(
     log: SourceSettings,
     split: str | None,
+    validation: float | None,
     bad: BadPolicy,
     late: LatePolicy,
     cluster: bool,
@@ -141,6 +147,10 @@ def _plan(
     division = parse_split(split or log.split or first.split.text)
     samples = first.schema.prepared()
     division.check(samples)
+    if validation is None:
+        validation = 0.0 if isinstance(division, Nothing) else _VALIDATION
+    if not 0 <= validation < 1:
+        raise SettingsError(f"validation: it is a share of what is not test, from 0 to below 1, not {validation}.")
     if late != "sort" and (samples.session is None or samples.time is None or not cluster):
         raise SettingsError(f"late = {late} needs a session and a time in the schema, and samples that are clustered.")
     if samples.session is None or not cluster or not dedup:
@@ -153,6 +163,7 @@ def _plan(
         aside=aside.found(),
         samples=samples,
         split=division.text,
+        validation=validation,
         bad=bad,
         late=late,
         cluster=cluster,

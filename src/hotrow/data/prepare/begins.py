@@ -8,7 +8,7 @@ each session its part. Logs without sessions are cut by slices, in their order; 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from hotrow.data.prepare.duck import Share, duckdb, parquet, stream
 from hotrow.data.prepare.plan import Plan, Work
 from hotrow.data.prepare.spool import CHOSEN, PACKING, ROW, SESSION, SHIFT, TIME, slices_of, spooled
 from hotrow.data.schema import MISSING, Schema
-from hotrow.data.split import AfterSamples, AnySplit, FromTime, Last, Users, parse_split
+from hotrow.data.split import SPLITS, AfterSamples, AnySplit, FromTime, Last, Users, parse_split
 from hotrow.errors import DataError
 from hotrow.files import flush
 from hotrow.settings import Settings
@@ -37,7 +37,7 @@ BUCKET_BYTES = 64 << 20
 
 SESSIONS = pa.schema(
     [
-        ("test", pa.bool_()),
+        ("split", pa.int8()),
         ("session", pa.int64()),
         ("alone", pa.int64()),
         ("begin", pa.int64()),
@@ -66,44 +66,65 @@ class Stretch(Settings):
     last: int
 
 
-class Test(Settings):
-    """Which samples are test: from a time on, from a row on, from a row at a time on, the chosen ones, or none."""
+class From(Settings):
+    """Samples from a time on, from a row on, or from a row at a time on."""
 
     time: int | None = None
     row: int | None = None
+
+    def sql(self) -> str:
+        """In a query."""
+        if self.time is not None and self.row is not None:
+            return f"(({TIME}, {ROW}) >= ({self.time}, {self.row}))"
+        if self.time is not None:
+            return f"({TIME} >= {self.time})"
+        return f"({ROW} >= {self.row})"
+
+    def mask(self, samples: pa.Table, schema: Schema) -> NDArray[np.bool_]:
+        """Of samples with the columns of the spool."""
+        rows: NDArray[np.int64] = samples.column(ROW).to_numpy()
+        after: NDArray[np.bool_] = np.ones(len(rows), np.bool_) if self.row is None else rows >= self.row
+        if self.time is None:
+            return after
+        times: NDArray[np.int64] = samples.column(schema.time).to_numpy()
+        found: NDArray[np.bool_] = (times > self.time) | ((times == self.time) & after)
+        return found
+
+
+class Division(Settings):
+    """The split of each sample, as a number: chosen when it was converted, or by where test and validation begin."""
+
     chosen: bool = False
+    validation: From | None = None
+    test: From | None = None
 
     def sql(self) -> str:
         """In a query."""
         if self.chosen:
             return CHOSEN
-        if self.time is not None and self.row is not None:
-            return f"(({TIME}, {ROW}) >= ({self.time}, {self.row}))"
-        if self.time is not None:
-            return f"({TIME} >= {self.time})"
-        return "false" if self.row is None else f"({ROW} >= {self.row})"
+        whens = [f"WHEN {begin.sql()} THEN {number}" for number, begin in self._begins()]
+        return f"CASE {' '.join(whens)} ELSE 0 END" if whens else "0"
 
-    def mask(self, samples: pa.Table, schema: Schema) -> NDArray[np.bool_]:
+    def of(self, samples: pa.Table, schema: Schema) -> NDArray[np.int8]:
         """Of samples with the columns of the spool."""
-        found: NDArray[np.bool_] = np.zeros(len(samples), dtype=bool)
-        rows = samples.column(ROW).to_numpy()
+        found: NDArray[np.int8] = np.zeros(len(samples), np.int8)
         if self.chosen:
             found = samples.column(CHOSEN).to_numpy()
-        elif self.time is not None:
-            times = samples.column(schema.time).to_numpy()
-            found = times >= self.time if self.row is None else times > self.time
-            if self.row is not None:
-                found |= (times == self.time) & (rows >= self.row)
-        elif self.row is not None:
-            found = rows >= self.row
+        for number, begin in reversed(self._begins()):
+            found[begin.mask(samples, schema)] = number
         return found
+
+    def _begins(self) -> list[tuple[int, From]]:
+        """From the last split on."""
+        return [(number, begin) for number, begin in ((2, self.test), (1, self.validation)) if begin is not None]
 
 
 class Begins(Settings):
     """What is known once the whole log was seen."""
 
     split: str
-    test: Test
+    validation: str = Field(description="what is validation, as a split is written; empty for nothing")
+    division: Division
     parts: tuple[Ahead, ...]
     looks: tuple[Stretch, ...] = Field(description="where to look for what repeats: all over the train samples")
     samples: int
@@ -127,19 +148,20 @@ def begins(work: Work, share: Share) -> dict[str, Any]:
     most = plan.part or max(ROW_GROUP, min(_PART_SAMPLES, PART_BYTES // each))
     with duckdb(share, work.path) as db:
         split = _settled(plan, parse_split(plan.split), rows, log, db)
-        is_test = _test(plan, split, rows, log, db)
-        test = is_test.sql()
-        totals = dict(db.sql(f"SELECT {test}, count(*) FROM {log} GROUP BY ALL").fetchall())
-        cut = _Cut({name: totals.get(name, 0) for name in (False, True)}, most, _LOOK_BYTES // each)
+        before, division = _divided(plan, split, rows, log, db)
+        which = division.sql()
+        totals = dict(db.sql(f"SELECT {which}, count(*) FROM {log} GROUP BY ALL").fetchall())
+        cut = _Cut([totals.get(number, 0) for number in range(len(SPLITS))], most, _LOOK_BYTES // each)
         if plan.clustered:
-            sessions = _sessions(plan, log, test, db, cut, work.path / "sessions.parquet")
+            sessions = _sessions(plan, log, which, db, cut, work.path / "sessions.parquet")
         elif plan.by_time:
-            sessions = _times(plan, log, test, db, cut)
+            sessions = _times(plan, log, which, db, cut)
         else:
-            sessions = _in_order(log, test, db, cut)
+            sessions = _in_order(log, which, db, cut)
     found = Begins(
         split=split.text,
-        test=is_test,
+        validation="" if before is None else before.text,
+        division=division,
         parts=tuple(cut.parts),
         looks=tuple(cut.looks.values()),
         samples=samples,
@@ -167,40 +189,65 @@ def _settled(plan: Plan, split: AnySplit, rows: NDArray[np.int64], log: str, db:
     return FromTime(value=time)
 
 
-def _test(plan: Plan, split: AnySplit, rows: NDArray[np.int64], log: str, db: Any) -> Test:
-    """Which samples are test."""
-    if isinstance(split, FromTime):
-        return Test(time=split.value)
+def _divided(
+    plan: Plan, split: AnySplit, rows: NDArray[np.int64], log: str, db: Any
+) -> tuple[AnySplit | None, Division]:
+    """What is validation, as a split of what is not test; and the split of each sample."""
     if isinstance(split, Users):
-        return Test(chosen=True)
+        share = split.share(plan.validation)
+        return (Users(value=share) if share else None), Division(chosen=True)
+    test = _from(plan, split, rows, log, db)
+    before = _before(plan, split, test, log, db)
+    validation = None if before is None else _from(plan, before, rows, log, db)
+    return before, Division(validation=validation, test=test)
+
+
+def _before(plan: Plan, split: AnySplit, test: From | None, log: str, db: Any) -> FromTime | AfterSamples | None:
+    """The last share of what is not test; None where nothing of it, or nothing beside it, would be left."""
+    rest = f"{log} WHERE NOT {test.sql()}" if test else log
+    ((samples,),) = db.sql(f"SELECT count(*) FROM {rest}").fetchall()
+    first = samples - round(samples * plan.validation)
+    if not 0 < first < samples:
+        return None
+    if plan.samples.time is None or isinstance(split, AfterSamples):
+        return AfterSamples(value=first)
+    at = f"SELECT {TIME} FROM {rest} ORDER BY 1 LIMIT 1 OFFSET"
+    ((least,),), ((time,),) = (db.sql(f"{at} {number}").fetchall() for number in (0, first))
+    return FromTime(value=time) if time > least else None
+
+
+def _from(plan: Plan, split: AnySplit, rows: NDArray[np.int64], log: str, db: Any) -> From | None:
+    """From where on samples are of a split by time or order; None where none is."""
+    if isinstance(split, FromTime):
+        return From(time=split.value)
     if not isinstance(split, AfterSamples) or split.value >= rows.sum():
-        return Test()
+        return None
     if plan.by_time:  # the first samples are the first in time
         at = db.sql(f"SELECT {time_of(plan)}, {ROW} FROM {log} ORDER BY ALL LIMIT 1 OFFSET {split.value}").fetchall()
-        return Test(time=at[0][0], row=at[0][1])
+        return From(time=at[0][0], row=at[0][1])
     before = np.concatenate([[0], np.cumsum(rows)])
     slice_ = int(np.searchsorted(before, split.value, side="right")) - 1
-    return Test(row=(slice_ << SHIFT) + split.value - int(before[slice_]))
+    return From(row=(slice_ << SHIFT) + split.value - int(before[slice_]))
 
 
 class _Cut:
-    """Gives out parts, train before test, as sessions pass by in order of split and time."""
+    """Gives out parts, train before validation and test, as sessions pass by in order of split and time."""
 
-    def __init__(self, totals: dict[bool, int], most: int, look: int) -> None:
-        counts = {test: max(1, -(-total // most)) for test, total in totals.items()}
-        self._each = {test: max(1, -(-total // counts[test])) for test, total in totals.items()}
-        self._passed = {False: 0, True: 0}
-        self._last: tuple[bool, int] | None = None
-        self._look_every = max(1, -(-totals[False] // _LOOKS))
+    def __init__(self, totals: Sequence[int], most: int, look: int) -> None:
+        counts = [max(1, -(-total // most)) for total in totals]
+        self._each = [max(1, -(-total // count)) for total, count in zip(totals, counts, strict=True)]
+        self._passed = [0] * len(totals)
+        self._last: tuple[int, int] | None = None
+        self._look_every = max(1, -(-totals[0] // _LOOKS))
         self._look = max(1, min(look, LOOK_SAMPLES) // _LOOKS)
         self.looks: dict[tuple[int, int], Stretch] = {}
         self.parts: list[Ahead] = []
 
-    def take(self, test: NDArray[np.bool_], rows: NDArray[np.int64], begins: NDArray[np.int64]) -> NDArray[np.int32]:
+    def take(self, splits: NDArray[Any], rows: NDArray[np.int64], begins: NDArray[np.int64]) -> NDArray[np.int32]:
         """The part of each; one that alone is larger than a part has the part in which it begins."""
         found = np.empty(len(rows), np.int32)
-        for split in (False, True):
-            at = np.flatnonzero(test == split)
+        for split in range(len(SPLITS)):
+            at = np.flatnonzero(splits == split)
             starts = self._passed[split] + np.cumsum(rows[at]) - rows[at]
             self._passed[split] += int(rows[at].sum())
             raw = starts // self._each[split]
@@ -208,7 +255,7 @@ class _Cut:
                 members = at[raw == number]
                 self._add(split, int(number), int(rows[members].sum()), int(begins[members[0]]))
                 found[members] = len(self.parts) - 1
-            if not split:
+            if split == 0:
                 self._look_at(starts, begins[at], found[at])
         return found
 
@@ -221,29 +268,28 @@ class _Cut:
             first = int(seen[0]) if before is None else before.first
             self.looks[part, look] = Stretch(part=part, first=first, last=int(seen[-1]))
 
-    def _add(self, test: bool, number: int, rows: int, begin: int) -> None:
-        if self._last == (test, number):
+    def _add(self, split: int, number: int, rows: int, begin: int) -> None:
+        if self._last == (split, number):
             self.parts[-1] = self.parts[-1].model_copy(update={"rows": self.parts[-1].rows + rows})
             return
-        self._last = test, number
-        split = "test" if test else "train"
-        taken = sum(part.split == split for part in self.parts)
-        self.parts.append(Ahead(split=split, number=taken, rows=rows, begin=begin))
+        self._last = split, number
+        taken = sum(part.split == SPLITS[split] for part in self.parts)
+        self.parts.append(Ahead(split=SPLITS[split], number=taken, rows=rows, begin=begin))
 
 
-def _sessions(plan: Plan, log: str, test: str, db: Any, cut: _Cut, path: Path) -> int:
+def _sessions(plan: Plan, log: str, which: str, db: Any, cut: _Cut, path: Path) -> int:
     """Writes where each session begins; a sample without one is a session of its own. How many there are."""
     time = time_of(plan)
     query = f"""
-        SELECT {test} AS test, {SESSION} AS session,
+        SELECT {which} AS split, {SESSION} AS session,
                CASE WHEN {SESSION} = {MISSING} THEN {ROW} ELSE 0 END AS alone,
                min({time}) AS begin, min({ROW}) AS first, max({time}) AS last, count(*) AS rows
-        FROM {log} GROUP BY ALL ORDER BY test, begin, first"""
+        FROM {log} GROUP BY ALL ORDER BY split, begin, first"""
     beside, count = path.with_name(f".{path.name}"), 0
     with pq.ParquetWriter(beside, SESSIONS, **PACKING) as writer:
         for batch in _larger(stream(db, query), _SESSIONS_A_GROUP):
             found = {name: batch.column(name).to_numpy(zero_copy_only=False) for name in batch.schema.names}
-            part = cut.take(found["test"], found.pop("rows"), found["begin"])
+            part = cut.take(found["split"], found.pop("rows"), found["begin"])
             writer.write_table(pa.table({**found, "part": part}, schema=SESSIONS))
             count += len(batch)
     flush(beside)
@@ -263,17 +309,17 @@ def _larger(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(waiting)
 
 
-def _times(plan: Plan, log: str, test: str, db: Any, cut: _Cut) -> int:
-    query = f"SELECT {test} AS test, {time_of(plan)} AS begin, count(*) AS rows FROM {log} GROUP BY ALL ORDER BY ALL"
+def _times(plan: Plan, log: str, which: str, db: Any, cut: _Cut) -> int:
+    query = f"SELECT {which} AS split, {time_of(plan)} AS begin, count(*) AS rows FROM {log} GROUP BY ALL ORDER BY ALL"
     for batch in _larger(stream(db, query), _SESSIONS_A_GROUP):
-        cut.take(*(batch.column(name).to_numpy(zero_copy_only=False) for name in ("test", "rows", "begin")))
+        cut.take(*(batch.column(name).to_numpy(zero_copy_only=False) for name in ("split", "rows", "begin")))
     return 0
 
 
-def _in_order(log: str, test: str, db: Any, cut: _Cut) -> int:
-    query = f"SELECT {test} AS test, {ROW} >> {SHIFT} AS slice, count(*) AS rows FROM {log} GROUP BY ALL ORDER BY ALL"
-    tests, slices, rows = (np.array(c) for c in zip(*db.sql(query).fetchall(), strict=True))
-    parts = cut.take(tests.astype(bool), rows, slices)
+def _in_order(log: str, which: str, db: Any, cut: _Cut) -> int:
+    query = f"SELECT {which} AS split, {ROW} >> {SHIFT} AS slice, count(*) AS rows FROM {log} GROUP BY ALL ORDER BY ALL"
+    splits, slices, rows = (np.array(c) for c in zip(*db.sql(query).fetchall(), strict=True))
+    parts = cut.take(splits, rows, slices)
     for number, part in enumerate(cut.parts):
         cut.parts[number] = part.model_copy(update={"slices": tuple(slices[parts == number].tolist())})
     return 0

@@ -26,6 +26,7 @@ from hotrow.data.prepare.order import Order
 from hotrow.data.prepare.plan import Work
 from hotrow.data.prepare.spool import Report, slices_of, spooled
 from hotrow.data.schema import Repeats, Schema
+from hotrow.data.split import SPLITS
 
 _PASS = 4 << 20
 
@@ -82,12 +83,12 @@ def cluster(work: Work, number: int, share: Share, report: Report) -> dict[str, 
 
 def _in_order(work: Work, part: Ahead) -> Iterator[pa.Table]:
     """The samples of a split in the order of the log."""
-    plan, test = work.plan, begins_of(work).test
+    plan, division = work.plan, begins_of(work).division
     for number in part.slices:
         with pq.ParquetFile(spooled(work, number)) as file:
             for group in range(file.num_row_groups):
                 table = file.read_row_group(group, use_threads=False)
-                wanted = test.mask(table, plan.samples) == (part.split == "test")
+                wanted = division.of(table, plan.samples) == SPLITS.index(part.split)
                 yield table if wanted.all() else table.filter(pa.array(wanted))
 
 
@@ -130,13 +131,17 @@ def _whole_sessions(tables: Iterator[pa.Table], schema: Schema, rows: int) -> It
 def finish(work: Work) -> dict[str, Any]:
     """Schema, profile and, last, the manifest: with it the data set is whole."""
     plan, ahead = work.plan, begins_of(work)
-    splits: dict[str, list[Part]] = {"train": [], "test": []}
+    splits: dict[str, list[Part]] = {name: [] for name in SPLITS}
     results = work.results("cluster", len(ahead.parts))
     for part, result in zip(ahead.parts, results, strict=True):
         if result["part"] is not None:
             splits[part.split].append(Part.model_validate(result["part"]))
     found = [plan.aside] + [result["found"] for result in work.results("convert", len(slices_of(work)))]
     facts = {**plan.source.facts, "split": ahead.split, **BadRows.of(plan.bad, found).facts()}
+    if splits["validation"]:
+        facts["validation"] = ahead.validation
+    else:
+        del splits["validation"]
     if plan.clustered:
         facts["sessions"] = ahead.sessions
         late = sum(result["late"] for result in results)

@@ -20,6 +20,7 @@ from hotrow.data.prepare.begins import begins_of
 from hotrow.data.prepare.plan import Work
 from hotrow.data.prepare.route import BEGIN, FIRST, RoutedFile, groups_of, routed
 from hotrow.data.prepare.spool import ROW, Report
+from hotrow.data.split import SPLITS
 
 _CHUNK = 1 << 16
 
@@ -35,11 +36,11 @@ def histories(work: Work, number: int, report: Report) -> dict[str, Any]:
 
 def _make(work: Work, events: pa.Table, out: RoutedFile, report: Report) -> None:
     schema = work.plan.samples
-    test = begins_of(work).test.mask(events, schema)
+    splits = begins_of(work).division.of(events, schema)
     found = {name: events.column(name).to_numpy() for name in ("label", "user", "item", "time", ROW)}
     by_user = np.lexsort((found[ROW], found["time"], found["user"]))
     found = {name: values[by_user] for name, values in found.items()}
-    parts = _parts(work, test[by_user], found["time"])
+    parts = _parts(work, splits[by_user], found["time"])
     starts = _starts(found["user"])
     by_part = np.argsort(parts, kind="stable")
     columns = pa.schema([*arrow_schema(schema), pa.field(ROW, pa.int64())])
@@ -57,12 +58,13 @@ def _row_group(file: Path, group: int) -> pa.Table:
         return source.read_row_group(group, use_threads=False)
 
 
-def _parts(work: Work, test: NDArray[np.bool_], time: NDArray[np.int64]) -> NDArray[np.int64]:
+def _parts(work: Work, splits: NDArray[np.int8], time: NDArray[np.int64]) -> NDArray[np.int64]:
     """The part of each event, by its time."""
     ahead = begins_of(work).parts
     found = np.zeros(len(time), np.int64)
-    for split, chosen in (("train", ~test), ("test", test)):
-        numbers = np.array([i for i, part in enumerate(ahead) if part.split == split], np.int64)
+    for split, name in enumerate(SPLITS):
+        chosen = splits == split
+        numbers = np.array([i for i, part in enumerate(ahead) if part.split == name], np.int64)
         cuts = np.array([ahead[i].begin for i in numbers], np.int64)
         if chosen.any():
             found[chosen] = numbers[np.searchsorted(cuts, time[chosen], side="right") - 1]

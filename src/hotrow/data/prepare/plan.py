@@ -54,6 +54,7 @@ class Plan(Settings):
     aside: dict[str, Any] = Field(description="whole files that cannot be used")
     samples: Schema = Field(description="the schema of the data set; groups are None where they are to be found")
     split: str
+    validation: float = Field(ge=0, lt=1, description="share of what is not test")
     bad: BadPolicy = "refuse"
     late: LatePolicy = "sort"
     cluster: bool = True

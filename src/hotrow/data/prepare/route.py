@@ -109,14 +109,14 @@ class _Parts:
     @staticmethod
     def _query(work: Work, log: str, db: Any) -> str:
         """Sessions stand in order of their beginning: only those open at the time of these samples are read."""
-        time, test = time_of(work.plan), begins_of(work).test.sql()
+        time, which = time_of(work.plan), begins_of(work).division.sql()
         ((least, most),) = db.sql(f"SELECT min({time}), max({time}) FROM {log}").fetchall()
         return f"""
             SELECT s.part, s.begin, s.first
-            FROM (SELECT {SESSION} AS session, {ROW} AS row, {test} AS test,
+            FROM (SELECT {SESSION} AS session, {ROW} AS row, {which} AS split,
                          CASE WHEN {SESSION} = {MISSING} THEN {ROW} ELSE 0 END AS alone FROM {log}) p
             JOIN (SELECT * FROM {parquet([work.path / "sessions.parquet"])} WHERE begin <= {most} AND last >= {least}) s
-            USING (session, test, alone) ORDER BY p.row"""
+            USING (session, split, alone) ORDER BY p.row"""
 
     def take(self, samples: pa.Table) -> tuple[Ints, dict[str, Ints]]:
         at = slice(self._taken, self._taken + len(samples))

@@ -69,7 +69,7 @@ def convert_slice(work: Work, number: int, report: Report) -> dict[str, Any]:
             columns = [pa.array(np.arange(rows, rows + len(samples)) + (number << SHIFT))]
             columns += [samples.column(name) for name in _asked_for(prepared).values()]
             if isinstance(division, Users):
-                columns.append(pa.array(division.chosen(samples, prepared)))
+                columns.append(pa.array(division.chosen(samples, prepared, plan.validation)))
             rows, size = rows + len(samples), size + samples.nbytes
             add([*columns, *samples.columns])
             report(len(samples), chunk.bytes)
@@ -78,7 +78,7 @@ def convert_slice(work: Work, number: int, report: Report) -> dict[str, Any]:
 
 def _columns(prepared: Schema, chosen: bool) -> pa.Schema:
     fields = [pa.field(name, pa.int64()) for name in (ROW, *_asked_for(prepared))]
-    fields += [pa.field(CHOSEN, pa.bool_())] if chosen else []
+    fields += [pa.field(CHOSEN, pa.int8())] if chosen else []
     return pa.schema([*fields, *arrow_schema(prepared)])
 
 
