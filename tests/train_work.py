@@ -3,14 +3,19 @@
 import os
 import time
 import tomllib
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch.distributed as dist
 
-from hotrow import _native
+from hotrow import Embeddings, Feature, Table, _native
+from hotrow.errors import HotrowError
+from hotrow.plan import Plan, Share
 from hotrow.run import Run
 from hotrow.settings import parse
+from hotrow.store.optimizers import SGD
 from hotrow.tiers import HostTier
 from hotrow.train.loop import train
 from hotrow.train.ranks import Ranks
@@ -26,7 +31,24 @@ def train_run(world: World, text: str, resume: bool = False) -> dict[str, object
     finally:
         for name in names:
             del os.environ[name]
-    return {"stopped": result.stopped, "steps": result.steps, "samples": result.samples, "metrics": result.metrics}
+    return {"stopped": result.stopped, "steps": result.steps, "samples": result.samples, "metrics": result.metrics,
+            "best_step": result.best_step, "checkpoint": str(result.checkpoint)}  # fmt: skip
+
+
+def spoiled_snapshot(world: World, folder: str) -> str:
+    """Takes a snapshot of rows that only the last rank has spoiled; what it says."""
+    table = Table(name="a", dim=2, optimizer=SGD())
+    plan = Plan({"a": (Share("world"),)})
+    embeddings = Embeddings([table], [Feature(name="a")], plan=plan, world=world)
+    bad = np.nan if world.rank == world.size - 1 else 1.0
+    zeros = np.zeros(64, np.uint32)
+    columns = {"keys": np.arange(64), "values": np.full(128, bad, np.float32), "state": np.empty(0, np.float32)}
+    embeddings.router.give("a", {**columns, "clocks": zeros, "uses": zeros, "last": zeros})
+    try:
+        embeddings.snapshot(Path(folder)).write()
+    except HotrowError as error:
+        return f"{type(error).__name__}: {error}"
+    return "written"
 
 
 def groups(world: World, text: str) -> list[float]:

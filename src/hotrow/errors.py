@@ -32,6 +32,10 @@ class MissedError(CheckpointError):
     """A snapshot that could not be taken now but can be again: a shard was started anew while it was written."""
 
 
+class NotFiniteError(HotrowError):
+    """A loss, a weight, a row or an answer that is not a finite number."""
+
+
 class StoreError(HotrowError):
     """A row store asked for something it cannot do."""
 

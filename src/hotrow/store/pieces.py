@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from hotrow.errors import CheckpointError, HotrowError, MissedError, ServiceError
+from hotrow.errors import CheckpointError, HotrowError, MissedError, NotFiniteError, ServiceError
 from hotrow.files import flush, write_text
 from hotrow.peers import Peers
 from hotrow.sealed import to_text
@@ -28,6 +28,7 @@ from hotrow.store.snapshot import Snapshot
 from hotrow.store.store import Rows
 
 _FILES = ("rows", "erased", "sketch")
+_ERRORS: dict[str, type[HotrowError]] = {"missed": MissedError, "not finite": NotFiniteError}
 
 
 class RankSnapshot(Snapshot):
@@ -66,15 +67,17 @@ class RankSnapshot(Snapshot):
                 said: dict[str, Any] = {"tables": self._write_piece(self._beside / _name(rank))}
             except OSError as error:
                 said = {"tables": [], "failure": f"rank {rank} could not write its piece: {error.strerror or error}"}
+            except NotFiniteError as error:
+                said = {"tables": [], "failure": str(error).rstrip("."), "kind": "not finite"}
             except ServiceError as error:
-                said = {"tables": [], "failure": str(error).rstrip("."), "missed": True}
+                said = {"tables": [], "failure": str(error).rstrip("."), "kind": "missed"}
             self._peers.tell(f"{topic}/piece", json.dumps(said))
             if rank == 0:
                 self._gather(topic)
-            failure, missed = json.loads(self._peers.hear(f"{topic}/whole", [0])[0])
+            failure, kind = json.loads(self._peers.hear(f"{topic}/whole", [0])[0])
             self._peers.forget(f"{topic}/piece")
             if failure:
-                raise (MissedError if missed else CheckpointError)(
+                raise _ERRORS.get(kind, CheckpointError)(
                     f"The snapshot {self.folder} could not be written: {failure}. Nothing of it is left."
                 )
             kept = True
@@ -101,11 +104,11 @@ class RankSnapshot(Snapshot):
 
     def _gather(self, topic: str) -> None:
         """Rank 0: waits for all pieces, finishes the folder, and tells how it went."""
-        failure, missed = "rank 0 stopped", False
+        failure, kind = "rank 0 stopped", ""
         try:
             pieces = [json.loads(text) for text in self._peers.hear(f"{topic}/piece", range(self._peers.world.size))]
             failure = next((piece["failure"] for piece in pieces if "failure" in piece), "") or self._missing(pieces)
-            missed = any("missed" in piece for piece in pieces)
+            kind = next((piece["kind"] for piece in pieces if "kind" in piece), "")
             if not failure:
                 self._manifest["tables"] = [said for piece in pieces for said in piece["tables"]]
                 write_text(self._beside / "manifest.json", to_text(self._manifest))
@@ -114,7 +117,7 @@ class RankSnapshot(Snapshot):
         except OSError as error:
             failure = f"rank 0 could not finish it: {error.strerror or error}"
         finally:
-            self._peers.tell(f"{topic}/whole", json.dumps([failure, missed]))
+            self._peers.tell(f"{topic}/whole", json.dumps([failure, kind]))
 
     def _missing(self, pieces: Sequence[dict[str, Any]]) -> str:
         for rank, piece in enumerate(pieces):

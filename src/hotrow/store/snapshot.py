@@ -27,7 +27,7 @@ from urllib.parse import quote
 import numpy as np
 import pyarrow as pa
 
-from hotrow.errors import CheckpointError, MissedError, ServiceError, SettingsError
+from hotrow.errors import CheckpointError, MissedError, NotFiniteError, ServiceError, SettingsError
 from hotrow.files import flush, sha256, write_text
 from hotrow.peers import Peers
 from hotrow.sealed import read_object, to_text, unsealed
@@ -125,6 +125,7 @@ class Snapshot:
         with _HashedFile(folder / f"{name}.arrow") as file:
             with pa.ipc.new_file(file, schema) as writer:
                 while len((columns := native.read_snapshot(_CHUNK))["keys"]):
+                    _check_finite(columns, table)
                     writer.write_batch(_to_arrow(columns, table, schema))
                     rows += len(columns["keys"])
             said["rows"] = {"count": rows, **file.said()}
@@ -137,6 +138,23 @@ class Snapshot:
                     writer.write_batch(batch)
                 said[what] = {"count": len(array), **file.said()}
         return said
+
+
+def _check_finite(columns: Columns, table: Table) -> None:
+    """Refuses rows that training has spoiled, so that no snapshot of them takes the place of a good one."""
+    if not (_finite(columns["values"]) and _finite(columns["state"])):
+        raise NotFiniteError(
+            f"Rows of table {table.name} hold values that are not finite, so no snapshot of them is kept: training "
+            f"does not converge. Lower the table's learning rate, or set its optimizer.clip_norm."
+        )
+
+
+def _finite(values: np.ndarray[Any, Any]) -> bool:
+    """Whether all are; a sum says so at a tenth of what a look at each costs, unless it overflows itself."""
+    if values.dtype == np.uint16:  # bfloat16
+        return not bool(((values & 0x7F80) == 0x7F80).any())
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(values.sum())) or bool(np.isfinite(values).all())
 
 
 def _check_base(base: Path, id: str, stores: Sequence[Rows]) -> None:
