@@ -52,7 +52,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def prepared(folder, call):
-    arguments = ("--schema", folder / "schema.toml", "--split", "last:0.25")
+    arguments = ("--schema", folder / "schema.toml", "--split", "last:0.25", "--validation", "0")
     assert call("prepare", folder / "log.csv", folder / "clicks", *arguments)[0] == 0
     return folder
 

@@ -221,9 +221,10 @@ def _run(known: _Known, techniques: Sequence[Technique]) -> dict[str, Any]:
     run["train"] = {"epochs": 1, "log_every": max(1, steps // 50), "checkpoint_every": max(1, steps // 2)}
     if known.accelerator:
         run["train"]["device"] = "cuda"
-    if "test" in known.dataset.splits and known.dataset.samples("test"):
+    has = {split for split in known.dataset.splits if known.dataset.samples(split)}
+    if has & {"validation", "test"}:
         run["train"]["evaluate_every"] = max(1, steps // 5)
-    else:
+    if "test" not in has:
         run["data"]["test"] = ""
     if pays["hot rows on the accelerator"]:
         run["plan"] = {"memory": str(known.memory) if known.memory % 2**20 else f"{known.memory >> 20}MiB"}

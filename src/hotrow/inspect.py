@@ -80,7 +80,7 @@ def _run(path: Path) -> dict[str, Any]:
     lines = list(folder.lines())
     evaluations = [line for line in lines if line["kind"] == "evaluate"]
     steps = [line for line in lines if line["kind"] == "train"]
-    checkpoints = Checkpoints(folder.checkpoints).all()
+    checkpoints, chosen = Checkpoints(folder.checkpoints).all(), Checkpoints(folder.checkpoints).chosen()
     return {
         "kind": "run",
         "path": str(path),
@@ -97,6 +97,7 @@ def _run(path: Path) -> dict[str, Any]:
             }
             for checkpoint in checkpoints
         ],
+        "checkpoint": None if chosen is None else str(chosen),
         "tables": _tables(checkpoints[-1] / "rows") if checkpoints else {},
     }
 

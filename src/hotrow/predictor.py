@@ -30,7 +30,7 @@ from hotrow.data.fresh import Columns, batch_of, samples_of
 from hotrow.data.schema import Schema
 from hotrow.data.steps import schema_after
 from hotrow.embeddings import Embeddings
-from hotrow.errors import CheckpointError, HotrowError, SettingsError
+from hotrow.errors import CheckpointError, HotrowError, NotFiniteError, SettingsError
 from hotrow.export import DensePart, export
 from hotrow.lookup import Lookup
 from hotrow.models import ModelInputs, RankingModel, build
@@ -59,7 +59,9 @@ class Version:
 
 
 class Predictor:
-    """Scores samples as the newest checkpoint of a run folder does, or as one checkpoint.
+    """Scores samples as the checkpoint does that a run folder stands for, or as one checkpoint.
+
+    That is the newest, or the best so far of a run that stops early.
 
     Any number of threads may score at once, also while it refreshes. Use it as a context, or call `close`.
     """
@@ -107,7 +109,14 @@ class Predictor:
             return torch.empty(0)
         with torch.no_grad():
             version, lookup = self._looked_up(batch)
-            return version.dense(version.embeddings.embed(lookup), batch.dense)
+            logits = version.dense(version.embeddings.embed(lookup), batch.dense)
+        if unusable := len(logits) - int(torch.isfinite(logits).sum()):
+            raise NotFiniteError(
+                f"The answer for {unusable:,} of {len(logits):,} samples is no finite number: {version.checkpoint} "
+                f"holds weights or rows that are not, or the samples' dense values are too large. Open another "
+                f"checkpoint, or mend the samples."
+            )
+        return logits
 
     def batch(self, samples: Batch | Columns) -> Batch:
         """Columns as a batch, with the run's steps done; a batch as it is, for a reader has done them."""
@@ -117,7 +126,7 @@ class Predictor:
         return batch_of(samples_of(samples, self.schema), self.schema, data.steps, data.seed)
 
     def refresh(self) -> bool:
-        """Takes over the newest checkpoint; whether there was a newer one. The present one stays if it cannot."""
+        """Takes over a newer checkpoint, or a better one; whether there was one. The present one stays if it cannot."""
         with self._refreshing:
             while True:
                 newest = self._newest()
@@ -200,7 +209,7 @@ class Predictor:
                 self.trouble = str(error)
 
     def _newest(self) -> Path:
-        newest = self._fixed or Checkpoints(self._folder.checkpoints).latest()
+        newest = self._fixed or Checkpoints(self._folder.checkpoints).chosen()
         if newest is None:
             raise CheckpointError(f"{self._folder.path} has no complete checkpoint yet.")
         return newest
@@ -238,12 +247,18 @@ class Predictor:
     def _refuse_another_run(self) -> None:
         """A run folder may be used again: what stands alone may be of a run that sees features differently."""
         now = self._folder.run()
-        same = all(getattr(now, part) == getattr(self.run, part) for part in ("model", "tables", "features"))
+        same = now.model == self.run.model and now.features == self.run.features
         if not same or now.data.steps != self.run.data.steps or self._folder.schema(now) != self.schema:
-            raise CheckpointError(
-                f"{self._folder.path} holds another run than when it was opened: its model, tables, features or steps "
-                f"have changed. Open it again."
-            )
+            raise self._another_run()
+        served = [read_only(table) for table in now.tables_of(table.name for table in self._tables)]
+        if served != [read_only(table) for table in self._tables]:  # rates may change when a run is resumed
+            raise self._another_run()
+
+    def _another_run(self) -> CheckpointError:
+        return CheckpointError(
+            f"{self._folder.path} holds another run than when it was opened: its model, tables, features or steps "
+            f"have changed. Open it again."
+        )
 
     def _model(self, checkpoint: Checkpoint) -> RankingModel:
         if self._version is not None:

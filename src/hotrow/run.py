@@ -46,7 +46,10 @@ class Data(Settings):
     shuffle: bool = Field(True, description="another order of samples in every epoch")
     seed: int = Field(0, ge=0, lt=2**63, description="of the order of samples")
     train: str = Field("train", description="the split to train on")
-    test: str = Field("test", description="the split to evaluate on; empty for none")
+    validation: str = Field(
+        "validation", description="the split to evaluate on while training and to stop by; test if there is none"
+    )
+    test: str = Field("test", description="the split to evaluate on at the end; empty for none")
     steps: tuple[Step, ...] = Field((), description="preprocessing, in order: [[data.steps]], see hotrow.data.steps")
     follow: Follow | None = Field(None, description="a log to train on as it grows: [data.follow]")
 
@@ -131,7 +134,7 @@ class PlanSection(Settings):
     replan_every: Annotated[int, Field(ge=1)] | Literal["epoch"] | None = Field(
         None, description='steps, or "epoch": a new plan from what was trained on'
     )
-    judge: int = Field(100_000, ge=1, description="hot_cold: first samples of the test split whose loss steers it")
+    judge: int = Field(100_000, ge=1, description="hot_cold: first samples of validation, whose loss steers it")
     device_rows: bool = Field(
         False, description="several ranks: rows that the plan names lie on each rank's device, not in host memory"
     )
@@ -207,7 +210,10 @@ class Cluster(Settings):
 
 
 class EarlyStopping(Settings):
-    """Training stops when `metric` has not become better for `patience` evaluations in a row."""
+    """Training stops when `metric` has not become better for `patience` evaluations in a row.
+
+    The run then stands for its best checkpoint: what it says it reached, what is evaluated and what answers.
+    """
 
     metric: Literal["auc", "log_loss", "normalized_entropy", "user_auc"] = "auc"
     patience: int = Field(3, ge=1, description="evaluations without a better value")

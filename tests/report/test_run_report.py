@@ -9,7 +9,7 @@ from hotrow.errors import DataError
 from hotrow.report.report import report
 from hotrow.report.runs import names
 from hotrow.report.section import Series, line_plot, thinned
-from run_folders import run_folder
+from run_folders import data_set, run_folder
 
 
 def section(page, id):
@@ -145,3 +145,19 @@ def test_names_from_the_data_cannot_write_html(data, tmp_path):
     assert "<script>alert(1)" not in text
     shown = text.split('id="page-data">')[1].split("</script>")[0]
     assert json.loads(shown)["plots"]
+
+
+def test_a_split_is_a_line_of_its_own_and_what_a_run_stands_for_is_said(tmp_path):
+    run = run_folder(tmp_path / "early", data_set(tmp_path / "data"))
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line["kind"] == "evaluate":
+            line["split"] = "validation"
+    lines.append({"kind": "evaluate", "step": 40, "best_step": 20, "split": "test", "auc": 0.61})
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = report([run])
+    by_name = {trace["name"]: trace for trace in plot(page, "quality-auc").traces}
+    assert by_name["early, validation"]["y"] == [0.62, 0.64]
+    assert (by_name["early, test"]["x"], by_name["early, test"]["y"]) == ([20 * 32], [0.61])
+    said = section(page, "quality").lines
+    assert said[0].startswith("On validation and test.") and "early was best at step 20 of 40" in said[1]

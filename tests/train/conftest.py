@@ -48,9 +48,11 @@ def samples(n, seed):
 
 @pytest.fixture(scope="session")
 def write_log():
-    def write(path, seed=1, schema=SCHEMA, change=lambda table: table):
+    def write(path, seed=1, schema=SCHEMA, change=lambda table: table, validation=0):
         with DataSetWriter(path, schema, row_group=256) as writer:
             writer.write("train", change(samples(2000, seed)))
+            if validation:
+                writer.write("validation", change(samples(validation, seed + 2)))
             writer.write("test", change(samples(500, seed + 1)))
             writer.facts["best_auc"] = 0.8
         return path
@@ -61,6 +63,12 @@ def write_log():
 @pytest.fixture(scope="session")
 def data(write_log, tmp_path_factory):
     return write_log(tmp_path_factory.mktemp("data") / "clicks")
+
+
+@pytest.fixture(scope="session")
+def judged(write_log, tmp_path_factory):
+    """The same log with a validation split."""
+    return write_log(tmp_path_factory.mktemp("judged") / "clicks", validation=400)
 
 
 @pytest.fixture(scope="session")

@@ -54,9 +54,9 @@ CANNOT = {
     ),
     "hot_cold of ranks": ({"plan": {**PLAN, "mode": "hot_cold"}}, {"ranks": 2}, "plan.mode: .*for one process"),
     "hot_cold without a test": (
-        {"plan": {**PLAN, "mode": "hot_cold"}, "data__test": ""},
+        {"plan": {**PLAN, "mode": "hot_cold"}, "data__test": "", "data__validation": ""},
         {},
-        "plan.mode: hot_cold is steered by",
+        "plan.mode: hot_cold is steered by .* set data.validation or data.test",
     ),
     "hot_cold and chance": (
         {"plan": {**PLAN, "mode": "hot_cold"}, "data__steps": [STEP]},
@@ -162,10 +162,11 @@ CANNOT = {
     ),
     "a split of what arrives": ({"data__follow": {"path": "x"}, "data__train": "all"}, {}, "data.train: .*read once"),
     "evaluated on nothing": (
-        {"data__test": "", "train__evaluate_every": 5},
+        {"data__test": "", "data__validation": "", "train__evaluate_every": 5},
         {},
-        "train.evaluate_every: there is no split",
+        "train.evaluate_every: there is no split .* set data.validation or data.test",
     ),
+    "judged on the way by nothing": ({"data__validation": "train"}, {}, "data.validation: nothing is evaluated before"),
     "a seed for nothing": ({"data__shuffle": False, "data__seed": 3}, {}, "data.seed: .*nothing to seed"),
 }
 
@@ -201,6 +202,7 @@ CAN = {
         {"plan": RANKED, "ranks": 4, "nodes": 2},
     ),
     "hot_cold": ({"plan": {**PLAN, "mode": "hot_cold", "judge": 7}}, {"plan": {}}),
+    "validation alone": ({"data__test": "", "train__evaluate_every": 5}, {}),
     "a log that grows": ({"data__follow": {"path": "x"}}, {"shards": 1}),
     "a seed for steps": ({"data__shuffle": False, "data__seed": 3, "data__steps": [STEP]}, {}),
 }

@@ -118,6 +118,7 @@ WALK: dict[str, Walk | Shown] = {
     "Data.shuffle": Walk({}, {"data.shuffle": False}),
     "Data.seed": Walk({}, {"data.seed": 1}),
     "Data.train": Walk({}, {"data.train": "test"}),
+    "Data.validation": Walk({"train.evaluate_every": 2}, {"data.validation": "train"}),
     "Data.test": Walk({}, {"data.test": "train"}),
     "Data.steps": Walk({}, {"data.steps": [{"name": "log", "columns": ["price"]}]}),
     "Data.follow": Walk({"train.steps": 2}, {"data.follow": {"path": "incoming", "idle": 0}}),

@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
+from hotrow.data import DataSet
 from hotrow.errors import SettingsError
 from hotrow.service.shard import Shard
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
@@ -280,3 +282,46 @@ def test_a_cache_in_front_of_shards_or_of_this_process_changes_nothing_for_one_w
 def test_settings_that_cannot_work_are_refused(make_run):
     with pytest.raises(SettingsError, match=r"rows = .served."):
         make_run(cluster={"shards": ["tcp://127.0.0.1:7700"], "rows": "sharded"})
+
+
+@pytest.mark.parametrize("rows", ["sharded", "served"])
+def test_ranks_that_stop_early_come_to_their_best_checkpoint(make_run, judged, trained, shards, rows):
+    stopping = {
+        "train__epochs": 9,
+        "train__evaluate_every": 4,
+        "train__early_stopping": {"metric": "auc", "patience": 2},
+    }
+    cluster = {"rows": "sharded"} if rows == "sharded" else {"shards": shards}
+    run = make_run(
+        **EXACT | stopping,
+        data__path=str(judged),
+        tables__optimizer={"name": "adam", "lr": 0.3},
+        cluster=cluster,
+    )
+    said = trained(run)
+    assert (said["stopped"], said["best_step"]) == ("early", said["steps"] - 8)
+    best = Checkpoints(run.output.folder / "checkpoints").at(said["best_step"])
+    assert said["checkpoint"] == str(best)
+    checkpoint, split, metrics = evaluate_path(run.output.folder)
+    assert (checkpoint, split) == (best, "test")
+    assert metrics == pytest.approx(said["metrics"], rel=1e-5)
+    assert evaluate_path(Checkpoints(best.parent).latest())[2]["auc"] != pytest.approx(metrics["auc"], abs=1e-6)
+
+
+def test_ranks_whose_batches_weigh_nothing_go_on(make_run, data, trained, write_log, tmp_path):
+    def weigh(table):
+        return table.append_column("w", pa.array(np.where(np.arange(len(table)) < 128, 0.0, 1.0).astype(np.float32)))
+
+    schema = DataSet.open(data).schema.model_copy(update={"weight": "w"})
+    weighed = write_log(tmp_path / "weighed", schema=schema, change=weigh)
+    run = make_run(
+        **EXACT, data__path=str(weighed), data__shuffle=False, train__log_every=1, cluster={"rows": "sharded"}
+    )
+    assert trained(run)["stopped"] == "end"
+    assert [step for step, loss in enumerate(losses(run), 1) if loss is None] == [1]
+
+
+def test_a_rank_with_rows_that_are_not_finite_keeps_all_from_taking_them_for_a_snapshot(pool, tmp_path):
+    for said in pool.run(2, "train_work:spoiled_snapshot", str(tmp_path / "rows"), timeout=120):
+        assert said.startswith("NotFiniteError: ") and "Rows of table a hold values that are not finite" in said
+    assert not list(tmp_path.iterdir())

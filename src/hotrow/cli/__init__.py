@@ -165,7 +165,10 @@ def going_on(command: str, run_file: Path, settings: list[str]) -> str:
 
 @app.command()
 def evaluate(
-    path: Annotated[Path, typer.Argument(help="A run folder (its newest checkpoint is taken) or a checkpoint.")],
+    path: Annotated[
+        Path,
+        typer.Argument(help="A run folder (its newest checkpoint, or its best if it stops early) or a checkpoint."),
+    ],
     data: Annotated[
         Path | None, typer.Option("--data", help="Another data set than the one the run was trained on.")
     ] = None,

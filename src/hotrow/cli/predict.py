@@ -14,7 +14,10 @@ from hotrow.cli import AsJson, Overwrite, _give, app, refuse_unread
 @app.command()
 def predict(
     context: typer.Context,
-    run: Annotated[Path, typer.Argument(help="A run folder (its newest checkpoint is taken) or a checkpoint.")],
+    run: Annotated[
+        Path,
+        typer.Argument(help="A run folder (its newest checkpoint, or its best if it stops early) or a checkpoint."),
+    ],
     data: Annotated[Path, typer.Argument(help="A data set, or a log: a file or a folder of Parquet, CSV or TSV.")],
     out: Annotated[Path, typer.Option("--out", help="The Parquet file to write.")] = Path("scores.parquet"),
     split: Annotated[

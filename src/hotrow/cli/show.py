@@ -80,7 +80,8 @@ def trained(data: Mapping[str, Any]) -> None:
         *_metrics(data["metrics"]),
     ]
     if data["best_step"] is not None:
-        rows.append(("best at step", f"{data['best_step']:,}"))
+        is_it = str(data["checkpoint"]).endswith(f"step-{data['best_step']:08d}")
+        rows.append(("best at step", f"{data['best_step']:,}" + (", as are metrics and checkpoint" if is_it else "")))
     rows += [("run folder", str(data["folder"])), ("checkpoint", str(data["checkpoint"]))]
     _pairs("", rows)
 
@@ -162,10 +163,13 @@ def _run(data: Mapping[str, Any]) -> None:
     if data["last"]:
         rows.append(("last logged step", f"{data['last']['step']:,}"))
         rows.append(("samples a second", f"{data['last']['samples_per_second']:,.0f}"))
+    if data["checkpoint"]:
+        rows.append(("stands for", data["checkpoint"]))
     _pairs("Run", rows)
     names = [name for name in _METRICS if any(e.get(name) is not None for e in data["evaluations"])]
     evaluations = [
-        (f"{e['step']:,}", e["split"], *(_number(e.get(name)) for name in names)) for e in data["evaluations"]
+        (f"{e.get('best_step', e['step']):,}", e["split"], *(_number(e.get(name)) for name in names))
+        for e in data["evaluations"]
     ]
     _table("", ("step", "split", *(_METRICS[name] for name in names)), evaluations)
     _table("", ("checkpoint", "size"), [(c["path"], size(c["bytes"])) for c in data["checkpoints"]])

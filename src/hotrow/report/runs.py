@@ -45,17 +45,22 @@ class RunData:
             line for line in self.lines.get(kind, ()) if all(isinstance(line.get(c), (int, float)) for c in columns)
         ]
 
-    def series(self, kind: str, column: str, *, over: str = "samples") -> Series | None:
-        """A column over the samples (or seconds) trained on; None where the run never wrote it."""
-        lines = self.of(kind, column)
+    @property
+    def splits(self) -> list[str]:
+        """Those that were evaluated on."""
+        return list(dict.fromkeys(str(line.get("split", "")) for line in self.lines.get("evaluate", ())))
+
+    def series(self, kind: str, column: str, *, over: str = "samples", split: str | None = None) -> Series | None:
+        """A column over the samples (or seconds) trained on, of one split; None where the run never wrote it."""
+        lines = [line for line in self.of(kind, column) if split is None or line.get("split", "") == split]
         if not lines:
             return None
         return Series(self.name, self.at(lines, over).tolist(), [line[column] for line in lines])
 
     def at(self, lines: Sequence[dict[str, Any]], over: str = "samples") -> Floats:
-        """How many samples had been trained on, or seconds spent, by each line."""
+        """How many samples had been trained on, or seconds spent, by each line, or by the step that it is about."""
         steps, found = self._progress[over]
-        by_line: Floats = np.interp([line["step"] for line in lines], steps, found)
+        by_line: Floats = np.interp([line.get("best_step", line["step"]) for line in lines], steps, found)
         return by_line
 
     @cached_property

@@ -73,20 +73,22 @@ def quality(runs: Sequence[RunData], best: float | None = None) -> Section:
     """Evaluations; `best` is the AUC that nobody can pass, where the data set knows it."""
     plots = []
     for name, words in METRICS.items():
-        found = _all(runs, "evaluate", name)
+        found = _by_split(runs, name)
         if not found:
             continue
         if name == "auc" and best is not None:
             reach = max(max(s.x) for s in found)
             found.append(Series("best reachable", [0.0, reach], [best, best]))
         plots.append(line_plot(f"quality-{name}", words, found, x=_SAMPLES, y=words))
-    by_time = [s for r in runs if (s := r.series("evaluate", "auc", over="seconds")) is not None]
-    if len(by_time) > 1:
+    by_time = _by_split(runs, "auc", over="seconds")
+    if len(runs) > 1 and len(by_time) > 1:
         plots.append(line_plot("auc-by-time", "AUC by training time", by_time, x="seconds of training", y="AUC"))
     if not plots:
-        missing = "No evaluation yet: data.test names the split, train.evaluate_every how often."
+        missing = "No evaluation yet: data.validation names the split, train.evaluate_every how often."
         return Section("quality", "Quality", missing=missing)
-    lines = ["On the test split. Log loss and normalized entropy are better when lower, calibration when near 1."]
+    splits = " and ".join(dict.fromkeys(split for r in runs for split in r.splits if split)) or "test"
+    lines = [f"On {splits}. Log loss and normalized entropy are better when lower, calibration when near 1."]
+    lines += [said for r in runs if (said := _best(r))]
     return Section("quality", "Quality", lines, plots)
 
 
@@ -196,6 +198,29 @@ def _unit(most: float) -> tuple[str, int]:
 
 def _all(runs: Sequence[RunData], kind: str, column: str) -> list[Series]:
     return [series for r in runs if (series := r.series(kind, column)) is not None]
+
+
+def _by_split(runs: Sequence[RunData], column: str, over: str = "samples") -> list[Series]:
+    """A column of the evaluations: a line for each run, and where there are several, for each split."""
+    several = len({split for r in runs for split in r.splits}) > 1
+    found = [
+        (split, series)
+        for r in runs
+        for split in r.splits
+        if (series := r.series("evaluate", column, over=over, split=split)) is not None
+    ]
+    return [Series(f"{s.name}, {split}" if several else s.name, s.x, s.y) for split, s in found]
+
+
+def _best(run: RunData) -> str:
+    """What a run that stopped early stands for."""
+    line = (run.lines.get("evaluate") or [{}])[-1]
+    if "best_step" not in line:
+        return ""
+    return (
+        f"{run.name} was best at step {line['best_step']:,} of {line['step']:,}; its last figures, on {line['split']}, "
+        f"are of that step."
+    )
 
 
 def _metric(evaluations: Sequence[dict[str, object]], name: str) -> str:

@@ -29,11 +29,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hotrow.errors import CheckpointError, MissedError, SettingsError
+from hotrow.errors import CheckpointError, MissedError, NotFiniteError, SettingsError
 from hotrow.files import flush, sha256, write_text
 from hotrow.peers import Peers
 from hotrow.sealed import read_object, to_text, unsealed
 from hotrow.settings import Settings, parse
+from hotrow.train.finite import left
 from hotrow.world import World
 
 FORMAT = "hotrow-checkpoint"
@@ -103,6 +104,21 @@ class Checkpoints:
         found = self.all()
         return found[-1] if found else None
 
+    def chosen(self) -> Path | None:
+        """The checkpoint that the run stands for: its best where it is to stop early, else the newest."""
+        while (latest := self.latest()) is not None:
+            try:
+                said = read_manifest(latest)["files"]["trainer.json"]
+                _check(latest / "trainer.json", said)
+                best = json.loads((latest / "trainer.json").read_text()).get("best_step")
+            except (CheckpointError, OSError):
+                if self.latest() == latest:
+                    raise
+                continue  # it was taken away while it was read
+            kept = latest if best is None else self.at(best)
+            return kept if (kept / "manifest.json").is_file() else latest
+        return None
+
     def at(self, step: int) -> Path:
         """Where the checkpoint of a step is, or would be."""
         return self.folder / f"step-{step:08d}"
@@ -169,6 +185,8 @@ class Checkpoints:
                 if isinstance(error, MissedError):
                     self.missed = str(error)
                     return
+                if isinstance(error, NotFiniteError):
+                    error = NotFiniteError(f"{error} {left(self.latest())}")
                 cause = error.__cause__ if isinstance(error, CheckpointError) else error
                 self._error = self._failed(step, cause) if isinstance(cause, OSError) else error
             else:

@@ -170,8 +170,8 @@ def _planned(asked: _Asked) -> Iterator[Problem]:
     if plan.mode == "split" and plan.judge != _default(PlanSection, "judge"):
         yield Problem("plan.judge", 'it is read with plan.mode = "hot_cold" only. Take it away.')
     if plan.mode == "hot_cold":
-        if not run.data.test:
-            yield Problem("plan.mode", "hot_cold is steered by the loss on a test split; set data.test.")
+        if not (run.data.validation or run.data.test):
+            yield Problem("plan.mode", "hot_cold is steered by the loss on a split; set data.validation or data.test.")
         for step in run.data.steps:
             if step.random:
                 yield Problem(
@@ -378,8 +378,18 @@ def following(run: Run) -> tuple[Run, list[str]]:
 
 def _evaluated(asked: _Asked) -> Iterator[Problem]:
     run = asked.run
-    if run.train.evaluate_every is not None and not run.data.test:
-        yield Problem("train.evaluate_every", "there is no split to evaluate on; set data.test.")
+    if run.train.evaluate_every is not None and not (run.data.validation or run.data.test):
+        yield Problem("train.evaluate_every", "there is no split to evaluate on; set data.validation or data.test.")
+    hot_cold = run.plan is not None and run.plan.mode == "hot_cold"
+    if (
+        run.train.evaluate_every is None
+        and not hot_cold
+        and run.data.validation not in ("", _default(Data, "validation"))
+    ):
+        yield Problem(
+            "data.validation",
+            "nothing is evaluated before the end of the run. Set train.evaluate_every, or take it away.",
+        )
 
 
 def _seeded(asked: _Asked) -> Iterator[Problem]:

@@ -21,13 +21,14 @@ from hotrow.data.growing import check_same
 from hotrow.data.marks import Marks
 from hotrow.data.steps import schema_after
 from hotrow.embeddings import Embeddings
-from hotrow.errors import CheckpointError, DataError, SettingsError
+from hotrow.errors import CheckpointError, DataError, NotFiniteError, SettingsError
 from hotrow.models import ModelInputs, build
 from hotrow.policy import Bounded, Exact, Hybrid, Policy, Sync
 from hotrow.run import Run
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.dense import DenseForward
 from hotrow.train.exact import ExactPipeline
+from hotrow.train.finite import REMEDY
 from hotrow.train.hybrid import HybridPipeline
 from hotrow.train.logs import RunFolder, find_run
 from hotrow.train.metrics import Metrics
@@ -164,7 +165,7 @@ def evaluate(
     reader = ranker.whole_reader(split)
     step = reader.batch_size * reader.world
     batches = len(reader) if samples is None else min(len(reader), -(-samples // step))
-    training = ranker.model.training
+    training, unusable = ranker.model.training, 0
     ranker.train(False)
     progress.start(batches, 0, "Evaluating batch")
     try:
@@ -174,18 +175,25 @@ def evaluate(
                 logits, _ = ranker.score(fetched)
                 if batch.labels is None:
                     raise DataError(f'The split "{split}" has no labels to evaluate against.')
-                metrics.update(logits.cpu(), batch.labels, batch.weights, batch.users)
+                logits = logits.cpu()
+                unusable += len(logits) - int(torch.isfinite(logits).sum())
+                metrics.update(logits, batch.labels, batch.weights, batch.users)
                 progress.step(done, len(batch), None)
     finally:
         progress.stop()
         ranker.train(training)
+    if unusable := int(ranker.ranks.sums(float(unusable))[0]):
+        raise NotFiniteError(
+            f'For {unusable:,} samples of the split "{split}" the model\'s answer is no finite number: weights or '
+            f"rows are not, because training did not converge, or dense values are too large. {REMEDY}"
+        )
     return ranker.ranks.merged(metrics)
 
 
 def evaluate_path(
     path: Path, split: str | None = None, data: Path | None = None, progress: Progress | None = None
 ) -> tuple[Path, str, dict[str, float]]:
-    """Evaluates a checkpoint, or a run folder's newest: the checkpoint, the split and its metrics."""
+    """Evaluates a checkpoint, or the one that a run folder stands for: the checkpoint, the split and its metrics."""
     folder, checkpoint = _find(path)
     run = folder.run()
     if data is not None:
@@ -201,7 +209,7 @@ def evaluate_path(
 
 def _find(path: Path) -> tuple[RunFolder, Checkpoint]:
     folder, checkpoint = find_run(path)
-    checkpoint = checkpoint or Checkpoints(folder.checkpoints).latest()
+    checkpoint = checkpoint or Checkpoints(folder.checkpoints).chosen()
     if checkpoint is None:
         raise CheckpointError(f"{path} has no complete checkpoint yet.")
     return folder, Checkpoint(checkpoint)

@@ -6,7 +6,7 @@ with every row on the host; at a switch all hot rows move, with optimizer state 
 trains on every sample once, in random order within its kind: the price is that each row group is decoded twice.
 
 The scheduler alternates: a share `rate` of an epoch's cold batches, then the same share of its hot ones. Few long turns
-cost few copies, but training on one kind for long forgets the other; so the loss on the test split is looked at, before
+cost few copies, but training on one kind for long forgets the other; so the loss on validation is looked at, before
 a switch and at most a hundred times an epoch. The rate is halved when the loss rises, doubled when it has fallen four
 times in a row; it starts at 0.4% and stays between 0.2% and 1%, so an epoch has at least 200 switches, each a copy of
 all hot rows. docs/hot-rows.md says what longer turns cost.
@@ -34,6 +34,7 @@ from hotrow.data.samples import Window, needed
 from hotrow.data.steps import Step, apply
 from hotrow.plan import Plan
 from hotrow.run import PlanSection
+from hotrow.train.best import watched
 from hotrow.train.evaluate import Ranker, evaluate
 from hotrow.train.feed import Line
 from hotrow.train.planned import Planned, inside, interval, is_within, percent
@@ -43,7 +44,7 @@ START, LEAST, MOST = 0.004, 0.002, 0.01
 FALLS = 4
 """Losses in a row below the one before after which turns become longer."""
 LOOKS = 100
-"""How often the test loss is looked at in an epoch, at most."""
+"""How often the loss on validation is looked at in an epoch, at most."""
 
 Kind = Literal["cold", "hot"]
 
@@ -52,7 +53,7 @@ Kind = Literal["cold", "hot"]
 class Schedule:
     """Whose turn it is: `batches` an epoch has of each kind, `done` of this epoch, `left` of this turn.
 
-    `unseen` were trained on since the test loss was looked at.
+    `unseen` were trained on since the loss on validation was looked at.
     """
 
     batches: dict[Kind, int]
@@ -73,7 +74,7 @@ class Schedule:
 
     @property
     def due(self) -> bool:
-        """Whether the test loss is to be looked at before this switch."""
+        """Whether the loss on validation is to be looked at before this switch."""
         return self.unseen * LOOKS >= sum(self.batches.values())
 
     def next_kind(self) -> Kind:
@@ -93,7 +94,7 @@ class Schedule:
         self.left = min(wanted, self.batches[kind] - self.done[kind])
 
     def judge(self, loss: float) -> None:
-        """Takes the test loss before a switch into account."""
+        """Takes the loss on validation before a switch into account."""
         self.unseen = 0
         if self.loss is not None and loss > self.loss:
             self.rate, self.falls = max(LEAST, self.rate / 2), 0
@@ -148,7 +149,8 @@ class HotCold(Planned):
         before, epoch = self.schedule.kind, self.schedule.epoch
         lines: list[Line] = []
         if self.schedule.next_kind() != before and self.schedule.due:
-            loss = evaluate(self.ranker, self.run.data.test, samples=self.settings.judge)["log_loss"]
+            split = watched(self.run, self.ranker.data)
+            loss = evaluate(self.ranker, split, samples=self.settings.judge)["log_loss"]
             self.schedule.judge(loss)
             lines = [("switch", {"loss": loss, "rate": self.schedule.rate, "to": self.schedule.next_kind()})]
         self.schedule.turn()

@@ -17,9 +17,10 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 import shutil
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from hotrow.run import Run
 from hotrow.settings import parse
 from hotrow.train.checkpoint import read_manifest
 
-# What may differ between a run and its resumption: none of it changes what a step computes.
+# What may differ between a run and its resumption: nothing of it changes what the steps so far have computed.
 _FREE = {
     "train.epochs",
     "train.steps",
@@ -43,11 +44,17 @@ _FREE = {
     "output.folder",
     "output.tensorboard",
     "data.path",
+    "data.validation",
     "data.test",
+    "train.early_stopping.patience",
+    "train.early_stopping.min_delta",
 }
 
 # What says how a split is read, of which a run that follows a log reads none.
 _OF_A_SPLIT = {"data.train", "data.shuffle", "data.seed"}
+
+# How far a step goes may change too, so that a run that did not converge can go on from before that.
+_RATES = re.compile(r"(tables\.)?([^.]+\.)?optimizer\.(lr|schedule|clip_norm|clip_value|bound|weight_decay)(\..*)?")
 
 # Where rows live may change, for a checkpoint goes on anywhere; and a run may begin to follow a log, or end to.
 _PLACES = ("cluster", "data.follow")
@@ -112,8 +119,8 @@ class RunFolder:
                         yield said
 
     def cut_back(self, step: int) -> None:
-        """Forgets the metrics of steps after `step`."""
-        kept = [json.dumps(line) + "\n" for line in self.lines() if line["step"] <= step]
+        """Forgets the metrics of steps after `step`, and what the run came to if it had ended (`best_step`)."""
+        kept = [json.dumps(line) + "\n" for line in self.lines() if line["step"] <= step and "best_step" not in line]
         _replace(self.metrics, "".join(kept))
 
     def _clear(self) -> None:
@@ -188,20 +195,32 @@ def _events(folder: Path, step: int) -> Any:
 
 
 def _same_run(before: Run, now: Run, folder: Path) -> None:
-    then, today = _flat(before.model_dump(mode="json")), _flat(now.model_dump(mode="json"))
-    steers = {"data.test"} if now.plan is not None and now.plan.mode == "hot_cold" else set()
+    named = {*before.tables.named, *now.tables.named}
+    then, today = _said(before, named), _said(now, named)
+    hot_cold = now.plan is not None and now.plan.mode == "hot_cold"
+    steers = {"data.validation", "data.test"} if hot_cold or now.train.early_stopping is not None else set()
     follows = before.data.follow is not None or now.data.follow is not None
     free = _FREE - steers | (_OF_A_SPLIT if follows else set())
     changed = [
         f"{name} was {then.get(name)!r} and is now {today.get(name)!r}"
         for name in sorted(then.keys() | today.keys())
-        if then.get(name) != today.get(name) and name not in free and not name.startswith(_PLACES)
+        if then.get(name) != today.get(name)
+        and name not in free
+        and not name.startswith(_PLACES)
+        and not _RATES.fullmatch(name)
     ]
     if changed:
         raise SettingsError(
             f"The run in {folder} cannot be resumed with other settings: {'; '.join(changed)}. "
             f"Put them back, or start afresh in another output.folder."
         )
+
+
+def _said(run: Run, named: Iterable[str]) -> dict[str, Any]:
+    """The settings, those of the named tables as they are with what all tables share."""
+    said = run.model_dump(mode="json")
+    said["tables"] |= {name: run.tables.table(name).model_dump(mode="json") for name in named}
+    return _flat(said)
 
 
 def _flat(data: Any, path: str = "") -> dict[str, Any]:

@@ -6,7 +6,8 @@ killed and resumed therefore repeats the very steps it would have made: on CPU i
 and its metrics apart from timings. The price is that `Sync` fetches nothing ahead; reading and grouping do run.
 
 A step never asks a GPU how far it is: losses are summed there, and the sum is read when it is logged, kept in a
-checkpoint, or shown, once a second at most. So a loss that is no number is found at the next line of metrics.
+checkpoint, or shown, once a second at most. So a loss that is no number is found at the next line of metrics, or
+before the next checkpoint (`finite`). What a run is judged by, and what it comes to, is in `best`.
 
 Only torch's generators are random during training (initial weights, dropout); the order of samples and the
 values of new rows depend on seeds and positions alone.
@@ -26,12 +27,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hotrow.errors import CheckpointError, HotrowError
-from hotrow.run import EarlyStopping, Run
+from hotrow.run import Run
+from hotrow.train.best import check_splits, finite, in_words, judged, kept, measured, watched
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.compatibility import refuse_problems
 from hotrow.train.dense import DenseStep
 from hotrow.train.evaluate import Ranker, evaluate, host
 from hotrow.train.feed import Feed
+from hotrow.train.finite import check_dense, mean_loss
 from hotrow.train.follow import Following
 from hotrow.train.hot_cold import HotCold
 from hotrow.train.logs import Log, Quiet, RunFolder
@@ -78,11 +81,8 @@ class Trainer:
         self.state = State()
         self._trained_on = ""
         self.feed = _feed(self.ranker)
-        if run.data.test and not self.ranker.data.samples(run.data.test):
-            raise HotrowError(
-                f'The split "{run.data.test}" of {run.data.path} has no samples to evaluate on; '
-                f'set data.test = "" to train without.'
-            )
+        notes = check_splits(run, self.ranker.data)
+        self.watched = watched(run, self.ranker.data)
         self.folder = RunFolder(run.output.folder)
         self.checkpoints = Checkpoints(
             self.folder.checkpoints, keep=run.train.keep, incremental=run.train.incremental, peers=ranks.peers
@@ -110,7 +110,7 @@ class Trainer:
         if ranks.first:
             self.log = Log(self.folder, tensorboard=run.output.tensorboard, step=self.state.step)
         self._flags = dict.fromkeys(FLAGS, False)
-        for sentence in (*said, self.log.note):
+        for sentence in (*notes, *said, self.log.note):
             if sentence:
                 self.progress.say(sentence)
 
@@ -159,8 +159,8 @@ class Trainer:
         if self.feed.ended:
             if self.state.count:
                 self._log_training()
-            if self.run.data.test and self.state.step:
-                self._evaluate(self.run.data.test)
+            if self.state.step:
+                self._evaluations(last=True)
         elif self.feed.checkpoint_due and not self.checkpoints.busy:
             self._checkpoint()
 
@@ -235,9 +235,7 @@ class Trainer:
         last = state.step >= self.steps
         if last or state.step % run.log_every == 0:
             self._log_training()
-        best = False
-        if self.run.data.test and (last or _due(state.step, run.evaluate_every)):
-            best = self._evaluate(self.run.data.test)
+        best = self._evaluations(last)
         for kind, values in self.feed.between_steps():
             self.log.write(kind, state.step, values)
             if "said" in values:
@@ -262,15 +260,9 @@ class Trainer:
     def _log_training(self) -> None:
         state = self.state
         loss, count = self.ranks.sums(float(self._loss), state.count)
-        mean = loss / count if count else math.nan
-        if not math.isfinite(mean):
-            raise HotrowError(
-                f"The loss was {mean} at step {state.step}: training does not converge. Lower the learning "
-                f"rates, or bound gradients by optimizer.clip_norm and tables.optimizer.clip_norm."
-            )
         values = {
             "epoch": self.feed.epoch_of_last,
-            "loss": mean,
+            "loss": mean_loss(loss, count, state.step, self.checkpoints.latest()),
             "lr": self.dense.lr,
             "samples": state.samples,
             "seconds": state.seconds,
@@ -287,6 +279,16 @@ class Trainer:
         self._loss.zero_()
         state.count = 0.0
 
+    def _evaluations(self, last: bool) -> bool:
+        """Makes those that are due; whether early stopping calls the result the best so far."""
+        run, best = self.run.train, False
+        closing = last and (run.early_stopping is not None or self.watched == self.run.data.test)
+        if self.watched and (closing or _due(self.state.step, run.evaluate_every)):
+            best = self._evaluate(self.watched)
+        if last and run.early_stopping is None and self.run.data.test not in ("", self.watched):
+            self._evaluate(self.run.data.test)
+        return best
+
     def _evaluate(self, split: str) -> bool:
         """Evaluates; whether early stopping calls the result the best so far."""
         state = self.state
@@ -295,24 +297,10 @@ class Trainer:
             metrics = evaluate(self.ranker, split)
         self._began += time.monotonic() - began
         self.log.write("evaluate", state.step, {"split": split, **metrics})
-        state.metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        state.metrics = finite(metrics)
         self.progress.say(f"Step {state.step:,}, {split}: {in_words(state.metrics)}")
         stopping = self.run.train.early_stopping
-        return stopping is not None and self._judge(stopping)
-
-    def _judge(self, stopping: EarlyStopping) -> bool:
-        state = self.state
-        if stopping.metric not in state.metrics:
-            raise HotrowError(
-                f'Early stopping watches "{stopping.metric}", which split "{self.run.data.test}" does not '
-                f"give: it needs both labels, and users for user_auc."
-            )
-        value = state.metrics[stopping.metric]
-        if stopping.better(value, state.best):
-            state.best, state.best_step, state.waited = value, state.step, 0
-            return True
-        state.waited += 1
-        return False
+        return stopping is not None and judged(state, stopping, split)
 
     def _checkpoint(self) -> None:
         """Cuts a checkpoint here and lets it be written in the background."""
@@ -324,14 +312,13 @@ class Trainer:
     def _cut(self) -> None:
         state = dataclasses.replace(self.state, feed=self.feed.state())
         state.loss, state.count = self.ranks.sums(float(self._loss), self.state.count)
+        latest = self.checkpoints.latest()
+        mean_loss(state.loss, state.count, state.step, latest)
+        dense = {**self.ranker.arrays(), **{f"optimizer/{k}": v for k, v in self.dense.state().items()}}
+        check_dense(dense, state.step, latest)
         self.checkpoints.save(
             self.state.step,
-            {
-                **self.ranker.arrays(),
-                **{f"optimizer/{k}": v for k, v in self.dense.state().items()},
-                **self.feed.arrays(),
-                **generators(self.ranker.device, self.ranks),
-            },
+            {**dense, **self.feed.arrays(), **generators(self.ranker.device, self.ranks)},
             {**dataclasses.asdict(state), "data": self._data()},
             self.ranker.embeddings,
             protect=self.state.best_step,
@@ -375,9 +362,10 @@ class Trainer:
         plan = self.feed.verdict()
         if plan:
             self.progress.say(plan["said"])
+        best = self._best() if stopped in ("end", "early", "idle") else None
         return Result(
             folder=self.folder.path,
-            checkpoint=self.checkpoints.at(state.step),
+            checkpoint=best or self.checkpoints.at(state.step),
             stopped=stopped,
             steps=state.step,
             samples=state.samples,
@@ -387,11 +375,16 @@ class Trainer:
             plan=plan,
         )
 
-
-def in_words(metrics: dict[str, float]) -> str:
-    """ "AUC 0.7123, log loss 0.4321, ..." """
-    names = {"auc": "AUC", "user_auc": "user AUC"}
-    return ", ".join(f"{names.get(k, k.replace('_', ' '))} {v:.4f}" for k, v in metrics.items() if k != "samples")
+    def _best(self) -> Path | None:
+        """The best checkpoint where the run was to stop early, which the metrics are of from then on."""
+        state, split = self.state, self.run.data.test or self.watched
+        if state.best_step is None or (best := kept(self.checkpoints, state, self.ranks, self.progress)) is None:
+            return None
+        known = state.best_metrics if split == self.watched else {}
+        state.metrics = known or measured(self.ranker, best, state, split)
+        self.log.write("evaluate", state.step, {"split": split, "best_step": state.best_step, **state.metrics})
+        self.progress.say(f"Best at step {state.best_step:,}, {split}: {in_words(state.metrics)}")
+        return best
 
 
 def _feed(ranker: Ranker) -> Feed:

@@ -23,6 +23,7 @@ from hotrow.train.ranks import Ranks
 class Result:
     """What a run came to. `stopped` says why it ended: "end", "early", "idle" or the name of a signal.
 
+    `checkpoint` and `metrics` are the newest, or of `best_step` where the run is over and was to stop early.
     `plan` is what came of a plan: what the device held, what was predicted, and whether that was within its interval.
     """
 
@@ -46,7 +47,7 @@ class State:
     """Where a run stands between two steps: all a checkpoint keeps besides weights, rows and generators.
 
     `loss` and `count` add up the steps since the last line of metrics; `waited` counts evaluations that were
-    not better than `best`; `feed` is the feed's own.
+    not better than `best`, which `best_metrics` are of; `feed` is the feed's own.
     """
 
     step: int = 0
@@ -56,6 +57,7 @@ class State:
     count: float = 0.0
     best: float | None = None
     best_step: int | None = None
+    best_metrics: dict[str, float] = field(default_factory=dict)
     waited: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     feed: dict[str, Any] = field(default_factory=dict)
