@@ -12,7 +12,7 @@ from hotrow.cli import app
 from hotrow.cluster.local import LocalCluster
 from hotrow.cluster.process import Command
 from hotrow.cluster.status import status
-from hotrow.errors import CheckpointError, HotrowError, SettingsError, StoreError
+from hotrow.errors import CheckpointError, HotrowError, SettingsError
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.evaluate import evaluate_path
 from hotrow.train.logs import RunFolder
@@ -175,8 +175,10 @@ def test_a_run_that_is_supervised_is_left_alone_by_another(make_run, how):
     first = LocalCluster(run, shards=1, trainers=1)
     rows = first.folder / "shard-0"
     rows.mkdir(parents=True)
-    with pytest.raises(StoreError, match=r"is open already.*Another hotrow up is at this run; stop it first"):
+    with pytest.raises(SettingsError, match=r"is in use: this process has had it since .*another output.folder"):
         LocalCluster(run, shards=1, trainers=1, **how)
+    with pytest.raises(SettingsError, match="is in use: this process has had it since"):
+        train(run, **how)
     assert rows.is_dir()
     del first
     LocalCluster(run, shards=1, trainers=1, **how)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from hotrow import locks
 from hotrow.data import Column, DataSet, Schema, prepare
 from hotrow.data.prepare import TaskLost, engine, plan
 from hotrow.data.prepare.plan import Work
@@ -172,21 +173,24 @@ def test_the_same_command_says_that_it_goes_on(log, tmp_path, many, monkeypatch)
 
 def test_two_commands_never_work_in_one_folder(log, tmp_path, monkeypatch):
     monkeypatch.setattr(plan, "_PATIENCE", 0)
-    with Work.beside(tmp_path / "out").locked(), pytest.raises(DataError, match="Another prepare is at work"):
+    with (
+        Work.beside(tmp_path / "out").locked(),
+        pytest.raises(DataError, match=r"at work in .*: this process has had it since"),
+    ):
         made(log, tmp_path / "out")
     assert made(log, tmp_path / "out").samples("train") > 0
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_command_that_waited_for_another_finds_its_data_set(log, tmp_path, monkeypatch, overwrite):
-    flock = plan.fcntl.flock
+    flock = locks.fcntl.flock
 
     def after_another(handle, operation):
-        monkeypatch.setattr(plan.fcntl, "flock", flock)
+        monkeypatch.setattr(locks.fcntl, "flock", flock)
         made(log, tmp_path / "out")  # and deletes the folder whose lock is waited for
         flock(handle, operation)
 
-    monkeypatch.setattr(plan.fcntl, "flock", after_another)
+    monkeypatch.setattr(locks.fcntl, "flock", after_another)
     if overwrite:
         assert made(log, tmp_path / "out", overwrite=True).samples("train") > 0
     else:

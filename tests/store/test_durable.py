@@ -144,7 +144,7 @@ def test_several_tables_share_a_folder_and_train_on(tmp_path):
 
 def test_a_folder_is_opened_by_one_at_a_time(tmp_path):
     store = RowStore(TABLE, folder=tmp_path)
-    with pytest.raises(StoreError, match=r"open already.*stop the other"):
+    with pytest.raises(StoreError, match=r"is in use: this process.*stop the other"):
         RowStore(TABLE, folder=tmp_path)
     store.close()
     RowStore(TABLE, folder=tmp_path)

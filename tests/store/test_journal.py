@@ -137,7 +137,7 @@ def test_a_damaged_journal_is_refused(tmp_path, damage):
 
 def test_a_journal_is_opened_by_one_at_a_time(tmp_path):
     journal = Journal(tmp_path)
-    with pytest.raises(StoreError, match="open already"):
+    with pytest.raises(StoreError, match="is in use: this process"):
         Journal(tmp_path)
     journal.close()
     Journal(tmp_path)

@@ -10,7 +10,8 @@ A shard that dies is started at the same address and opens its files again: what
 only wait. Trainers compute each step together, so when one dies all of them start again, from the last checkpoint.
 Only a process that a signal ended is started again, also a shard that SIGTERM ended without an error; one that ends
 with an error of its own would do so again. All are tied to the supervisor: if it is killed they end too, so that a run
-that is resumed finds nobody at its files. A second supervisor of the same run is refused, by a lock on its folder.
+that is resumed finds nobody at its files. The supervisor keeps the run folder locked, and its trainers share that
+lock: a second one, or a `hotrow train` in the folder, is refused.
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ from typing import Any
 from hotrow.cluster.process import Command, Process
 from hotrow.errors import HotrowError, SettingsError
 from hotrow.run import Run
-from hotrow.store.folder import FolderLock
 from hotrow.train.compatibility import refuse_problems
 from hotrow.train.logs import RunFolder
 
@@ -80,9 +80,7 @@ class LocalCluster:
                 f"another output.folder."
             )
         refuse_problems(run, ranks=trainers, shards=shards, elsewhere=self.elsewhere)
-        self._lock = FolderLock(
-            folder.path, "Another hotrow up is at this run; stop it first, or give another output.folder."
-        )
+        self._lock = folder.lock()
         self.folder = folder.path / "cluster"
         self.run, self._shards, self._trainers, self._most = run, shards, trainers, deaths
         self._how = ["--resume"] if resume else ["--overwrite"] if overwrite else []
@@ -189,7 +187,10 @@ class LocalCluster:
     def _start_trainers(self) -> None:
         arguments = ["train", str(self.folder / "run.toml"), "--json", *self._how]
         places = self._trainer_places()
-        self.trainers = [self._start(f"trainer {rank}", arguments, place) for rank, place in enumerate(places)]
+        self.trainers = [
+            self._start(f"trainer {rank}", arguments, {**place, **self._lock.shared})
+            for rank, place in enumerate(places)
+        ]
         if self._stopping:  # said meanwhile, when there was none of them to tell
             self._send(signal.SIGTERM)
         self._write_state("running")

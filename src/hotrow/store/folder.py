@@ -9,50 +9,19 @@ folder, an update of a row 12 ns more; on a disk both cost half as much again, o
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from hotrow import _native
 from hotrow.errors import StoreError
+from hotrow.locks import Lock
 from hotrow.table import ByCount, Table
 
-_TAKEN = "Two may not write the same rows; stop the other, or give each a folder of its own."
 
-
-class FolderLock:
-    """Keeps a folder for this process until it is released; the kernel does so when the process dies.
-
-    `taken` says what to do where another one has it.
-    """
-
-    def __init__(self, folder: Path, taken: str = _TAKEN) -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise StoreError(f"{folder} cannot hold rows: {error.strerror or error}.") from None
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.release()
-            raise StoreError(f"{folder} is open already, in this process or another one. {taken}") from None
-        except OSError as error:
-            self.release()
-            raise StoreError(
-                f"{folder} cannot be locked: {error.strerror or error}. Give one on a file system that has locks."
-            ) from None
-
-    def release(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
-    def __del__(self) -> None:
-        if hasattr(self, "_file"):
-            self.release()
+def lock_rows(folder: Path) -> Lock:
+    """Keeps a folder of rows, or of a journal, for this process."""
+    return Lock(folder, "rows", "Two may not write the same rows; stop the other, or give each a folder of its own.")
 
 
 def open_rows(folder: Path, table: Table, seed: int, settings: dict[str, Any], fresh: bool = False) -> _native.Store:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hotrow import _native
 from hotrow.errors import StoreError
-from hotrow.store.folder import FolderLock
+from hotrow.store.folder import lock_rows
 
 UnderWay = _native.UnderWay  # the push is being applied at this moment: its answer comes from there
 
@@ -24,7 +24,7 @@ class Journal:
     """What a folder's tables have applied. Any thread may call."""
 
     def __init__(self, folder: Path) -> None:
-        self._lock = FolderLock(folder)
+        self._lock = lock_rows(folder)
         self._native = _native.Journal(str(folder / "journal"))
 
     def begin(self, client: bytes, sequence: int) -> Ticket | None:

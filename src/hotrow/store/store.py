@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from hotrow import _native
 from hotrow.errors import StoreError
-from hotrow.store.folder import FolderLock, open_rows
+from hotrow.store.folder import lock_rows, open_rows
 from hotrow.store.optimizers import Adagrad, Adam, Momentum, RowWiseAdagrad
 from hotrow.table import ByCount, ByProbability, Fill, Normal, Table, Uniform
 
@@ -80,7 +80,7 @@ class RowStore:
 
     def __init__(self, table: Table, seed: int = 0, folder: Path | None = None) -> None:
         self.table, self.seed, self.folder = table, seed, folder
-        self._lock = None if folder is None else FolderLock(folder)
+        self._lock = None if folder is None else lock_rows(folder)
         self.native = self._open()
         self.recovered = len(self)  # rows that an earlier process left
         self.last_cut: str | None = None  # the snapshot that a cut of changes builds on

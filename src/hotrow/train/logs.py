@@ -1,5 +1,6 @@
 """The run folder: settings as run, metrics as JSON lines, TensorBoard events, checkpoints.
 
+    lock              only while a run is at work here: who it is
     settings.toml     a run file again, with every default spelled out and paths made absolute
     schema.json       that of the data set, so that who scores by the run needs nothing else
     metrics.jsonl     one object a line, each with "kind" and "step"; flushed line by line. train, evaluate, switch,
@@ -27,6 +28,7 @@ from typing import Any
 from hotrow.data.dataset import DataSet
 from hotrow.data.schema import Schema
 from hotrow.errors import CheckpointError, SettingsError
+from hotrow.locks import Lock
 from hotrow.run import Run
 from hotrow.settings import parse
 from hotrow.train.checkpoint import read_manifest
@@ -77,6 +79,11 @@ class RunFolder:
     def exists(self) -> bool:
         """Whether a run has been started here."""
         return self.settings.is_file()
+
+    def lock(self) -> Lock:
+        """Keeps other runs out until it is released. All ranks of a run share one, so only the first takes it."""
+        remedy = "Wait until it has ended or stop it, or give another output.folder."
+        return Lock(self.path, "a run", remedy, error=SettingsError, needed=False)
 
     def begin(self, run: Run, *, resume: bool, overwrite: bool) -> None:
         """Makes the folder ready; refuses to mix a run with another one that is already there."""

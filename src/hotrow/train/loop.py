@@ -20,6 +20,7 @@ import dataclasses
 import hashlib
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -57,16 +58,28 @@ def train(run: Run, *, resume: bool = False, overwrite: bool = False, progress: 
     world, cluster = World.here(), run.cluster
     try:
         refuse_problems(run, ranks=world.size, nodes=world.nodes)
+        progress = progress or Progress()
         with (
             host(run),
             together(run.train.device, nccl=cluster.exchange == "nccl", timeout=cluster.timeout or RANKS_S) as ranks,
+            _locked(run, ranks, progress),
         ):
-            trainer = Trainer(run, ranks, resume=resume, overwrite=overwrite, progress=progress or Progress())
+            trainer = Trainer(run, ranks, resume=resume, overwrite=overwrite, progress=progress)
             with contextlib.closing(trainer):
                 return trainer.train()
     except OSError as error:
         what = error.filename or run.output.folder
         raise HotrowError(f"The run stopped at {what}: {error.strerror or error}.") from error
+
+
+@contextlib.contextmanager
+def _locked(run: Run, ranks: Ranks, progress: Progress) -> Iterator[None]:
+    """Keeps other runs out of the run folder: the first rank does so for all."""
+    lock = ranks.do_first(RunFolder(run.output.folder).lock)
+    with lock or contextlib.nullcontext():
+        if lock and lock.note:
+            progress.say(lock.note)
+        yield
 
 
 class Trainer:

@@ -10,7 +10,6 @@ Memory, threads and engine are no part of the plan: the bytes written do not dep
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -29,11 +28,12 @@ from hotrow.data.schema import Schema
 from hotrow.data.sources import SourceSettings
 from hotrow.errors import DataError
 from hotrow.files import flush, write_text
+from hotrow.locks import NAME as _LOCK
+from hotrow.locks import holder, take
 from hotrow.settings import Settings
 
 LatePolicy = Literal["sort", "skip", "refuse"]
 PLAN = "plan.json"
-_LOCK = "lock"
 _PATIENCE = 5.0
 
 
@@ -145,7 +145,9 @@ class Work:
         until = time.monotonic() + _PATIENCE  # workers of a command that was just killed may need a moment to notice
         while (handle := self._lock()) is None:
             if time.monotonic() > until:
-                raise DataError(f"Another prepare is at work in {self.path}. Wait for it, or stop it.")
+                raise DataError(
+                    f"Another prepare is at work in {self.path}: {holder(self.path / _LOCK)}. Wait for it, or stop it."
+                )
             time.sleep(0.05)
         try:
             yield handle
@@ -159,17 +161,11 @@ class Work:
         except OSError as error:
             raise cannot_write(self.path, error) from error
         try:
-            handle = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT)
+            return take(self.path / _LOCK)
         except FileNotFoundError:
             return None
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(handle), (self.path / _LOCK).stat()):
-                return handle
-        except (BlockingIOError, FileNotFoundError):
-            pass
-        os.close(handle)
-        return None
+        except OSError as error:
+            raise DataError(f"{self.path} cannot be locked: {error.strerror or error}. Name another folder.") from None
 
     def begin(self, plan: Plan) -> str | None:
         """Goes on with what is there if it was begun by the same plan, else starts anew; a sentence if it matters."""
