@@ -1,5 +1,6 @@
 """The reader gives every sample once, in an order it can find again, whatever the sizes."""
 
+import shutil
 import threading
 
 import numpy as np
@@ -217,6 +218,32 @@ def test_a_part_that_cannot_be_read_is_named_where_the_batch_is_taken(tmp_path):
             taken += keys_of(batch)
     assert taken == list(range(30))
     assert dataset.samples("train") == 60
+
+
+@pytest.mark.parametrize("change", ["replaced", "removed"])
+def test_a_data_set_that_is_overwritten_while_it_is_read_is_never_mixed_with_what_replaced_it(tmp_path, change):
+    dataset = made(tmp_path / "set", 60)
+    reader = iter(Reader(dataset, "train", 10, shuffle=False, window=1, threads=0, prefetch=1))
+    flat = dataset.flat("train")
+    assert keys_of(next(reader)) == list(range(10)) and next(flat).num_rows == 10
+    if change == "removed":
+        shutil.rmtree(dataset.path)
+    else:
+        with DataSetWriter(dataset.path, SCHEMA, row_group=10, part=30, overwrite=True) as writer:
+            writer.write("train", log(120).slice(60))
+    for rest in (reader, flat):
+        with pytest.raises(DataError, match=r"set was replaced or removed while it was read. Start again"):
+            list(rest)
+
+
+def test_a_data_set_that_is_copied_to_its_own_place_is_read_on(tmp_path):
+    dataset = made(tmp_path / "set", 60)
+    reader = iter(Reader(dataset, "train", 10, shuffle=False, window=1, threads=0, prefetch=1))
+    assert keys_of(next(reader)) == list(range(10))
+    shutil.copytree(dataset.path, tmp_path / "copy")
+    shutil.rmtree(dataset.path)
+    (tmp_path / "copy").rename(dataset.path)
+    assert [keys_of(batch)[0] for batch in reader] == [10, 20, 30, 40, 50]
 
 
 def expanded(batch):

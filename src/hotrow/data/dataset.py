@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -58,10 +59,11 @@ class Manifest(Settings):
 class DataSet:
     """A prepared data set. `DataSet.open` checks that it is whole."""
 
-    def __init__(self, path: Path, schema: Schema, manifest: Manifest) -> None:
+    def __init__(self, path: Path, schema: Schema, manifest: Manifest, which: tuple[int, ...]) -> None:
         self.path = path
         self.schema = schema
         self.manifest = manifest
+        self._which = which
 
     @staticmethod
     def open(path: Path | str) -> DataSet:
@@ -71,8 +73,9 @@ class DataSet:
             raise DataError(f"There is no data set {path}. Make one with: hotrow prepare SOURCE {path}")
         if not (path / MANIFEST).is_file():
             raise DataError(f"{path} has no {MANIFEST}: it is not a data set, or prepare did not finish.")
+        which = _which(path / MANIFEST)
         manifest = _read_manifest(path / MANIFEST)
-        dataset = DataSet(path, _read_schema(path / SCHEMA, manifest.schema_sha256), manifest)
+        dataset = DataSet(path, _read_schema(path / SCHEMA, manifest.schema_sha256), manifest, which)
         _check_tables(dataset)
         for known in dataset._all_files():
             file = path / known.file
@@ -132,7 +135,28 @@ class DataSet:
         """
         footers: Footers = {}
         for group in self.row_groups(split):
-            yield decode(group.read(self.schema, footers), self.schema)
+            with self.reading():
+                read = group.read(self.schema, footers)
+            yield decode(read, self.schema)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """What is read within is of this data set: raises `DataError` if another one has taken its place."""
+        try:
+            yield
+        finally:  # files are opened by name, so only a look behind them says whose they were
+            if not self._is_there():
+                raise DataError(
+                    f"The data set {self.path} was replaced or removed while it was read. Start again on what is there "
+                    f"now; give a data set that is in use a new name instead of overwriting it."
+                )
+
+    def _is_there(self) -> bool:
+        """Whether this data set is still at its path; a copy of it will do."""
+        try:
+            return _which(self.path / MANIFEST) == self._which or _read_manifest(self.path / MANIFEST) == self.manifest
+        except (OSError, DataError):
+            return False
 
     def _all_files(self) -> Iterator[File]:
         for parts in self.manifest.splits.values():
@@ -220,6 +244,12 @@ def write_manifest(
         facts=dict(facts or {}),
     )
     write_text(folder / MANIFEST, to_text(json.loads(manifest.model_dump_json()), indent=2))
+
+
+def _which(manifest: Path) -> tuple[int, ...]:
+    """What another manifest at this place would have different."""
+    about = manifest.stat()
+    return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
 
 
 def _read_manifest(path: Path) -> Manifest:

@@ -185,7 +185,8 @@ class Reader:
 
     def _load(self, planned: _Planned) -> _Ordered:
         schema, numbers = self.dataset.schema, planned.numbers
-        read = [self._groups[i].read(schema, self._footers, self._without) for i in numbers]
+        with self.dataset.reading():
+            read = [self._groups[i].read(schema, self._footers, self._without) for i in numbers]
         only = None if self._only is None else np.concatenate([self._only.of(i) for i in numbers])
         draws = Draws(self._seed, planned.epoch, [(self._begins[i], self._begins[i + 1]) for i in numbers])
         return _Ordered(apply(self._steps, Window.of(read, schema, draws)), planned.seed, only)

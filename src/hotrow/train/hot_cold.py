@@ -227,7 +227,9 @@ def hot_samples(
     footers: Footers = {}
 
     def marked(group: RowGroup) -> Bools:
-        window = apply(steps, Window.of([group.read(schema, footers, without)], schema))
+        with dataset.reading():
+            read = group.read(schema, footers, without)
+        window = apply(steps, Window.of([read], schema))
         return _hot(window, {feature: maps[table] for feature, table in table_of.items()})
 
     with ThreadPoolExecutor(threads or os.cpu_count() or 1, thread_name_prefix="hotrow-marks") as pool:
