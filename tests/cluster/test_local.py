@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -124,11 +125,70 @@ def test_a_shard_that_fails_by_itself_is_not_started_again(make_run, tmp_path):
     assert cluster.deaths == []
 
 
+class KilledAtStart(Watched):
+    """Its next `left` processes of a role are killed as soon as they have started."""
+
+    role, left = "shard", 1
+
+    def _start(self, name, *arguments):
+        process = super()._start(name, *arguments)
+        if name.startswith(self.role) and self.left:
+            self.left -= 1
+            process.send(signal.SIGKILL)
+        return process
+
+
+def test_a_shard_that_is_killed_while_it_starts_is_started_again_and_counted(make_run):
+    def again(cluster):
+        cluster.left = 1
+        kill("shards", 0)(cluster)
+
+    run = make_run(**EXACT, train__epochs=4, train__checkpoint_every=6)
+    cluster = KilledAtStart(run, [(8, again)], shards=1, trainers=1)
+    result = cluster.up()
+    assert [death["who"] for death in result["deaths"]] == ["shard 0"] * 3
+    assert all(death["how"] == "was ended by SIGKILL" and death["back_after"] > 0 for death in result["deaths"])
+    assert result["stopped"] == "end"
+
+
+def test_shards_that_are_killed_while_they_start_again_and_again_end_the_run(make_run):
+    cluster = KilledAtStart(make_run(**EXACT), shards=1, trainers=1, deaths=1)
+    cluster.left = 9
+    with pytest.raises(HotrowError, match=r"2 processes died, more than --deaths 1; the run is given up"):
+        cluster.up()
+    assert cluster.trainers == []
+
+
+def test_a_port_that_another_process_holds_is_named_with_what_to_do(make_run):
+    cluster = LocalCluster(make_run(**EXACT), shards=1, trainers=1)
+    cluster.folder.mkdir(parents=True)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        cluster.addresses = [f"tcp://127.0.0.1:{port}"]  # as of one that died
+        said = (
+            rf"Shard 0 ended with code 1; it said last: .*another process holds port {port} .*End that one, or choose"
+        )
+        with pytest.raises(HotrowError, match=said):
+            cluster._start_shard(0)
+    assert cluster.deaths == []
+
+
+def test_a_trainer_that_is_killed_before_it_has_begun_does_not_go_on_with_the_run_that_it_overwrites(make_run):
+    train(make_run(**EXACT, train__steps=3))
+    run = make_run(**EXACT, train__steps=5)
+    cluster = KilledAtStart(run, shards=0, trainers=1, overwrite=True)
+    cluster.role = "trainer"
+    result = cluster.up()
+    assert (result["steps"], result["deaths"][0]["who"]) == (5, "trainer 0")
+    assert not any("Going on after step" in text for text in cluster.heard)
+
+
 class StoppedWhileShardsStart(Watched):
     def _start_shard(self, number):
-        started = super()._start_shard(number)
+        super()._start_shard(number)
         signal.raise_signal(signal.SIGINT)
-        return started
 
 
 class StoppedWhileTrainersStart(Watched):

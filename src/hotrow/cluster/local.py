@@ -85,6 +85,8 @@ class LocalCluster:
         self.run, self._shards, self._trainers, self._most = run, shards, trainers, deaths
         self._how = ["--resume"] if resume else ["--overwrite"] if overwrite else []
         self._say = say or (lambda text: print(text, file=sys.stderr, flush=True))
+        self._settings = folder.settings
+        self._earlier = None if resume else _stamp(self._settings)
         self._ended: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._stopping = ""
         self.shards: list[Command] = []
@@ -109,7 +111,7 @@ class LocalCluster:
             closing.callback(self._stop_all)
             for number in range(self._shards):
                 if not self._stopping:
-                    self.shards.append(self._start_shard(number))
+                    self._start_shard(number)
             self._write_run()
             if not self._stopping:
                 self._start_trainers()
@@ -138,12 +140,9 @@ class LocalCluster:
             self._trainer_died(process)
 
     def _shard_died(self, shard: Command) -> None:
-        if shard.code is not None and shard.code > 0:
-            raise _failed(shard)
         number = self.shards.index(shard)
-        self._count_death(shard)
-        self.shards[number] = self._start_shard(number)
-        self._back(self.shards[number])
+        self._shard_ended(shard)
+        self._start_shard(number)
 
     def _trainer_died(self, trainer: Command) -> None:
         """Ends the others too and starts all again, if one of them was ended by a signal."""
@@ -157,9 +156,14 @@ class LocalCluster:
         if not killed or self._stopping:
             return
         self._count_death(killed[0])
-        self._how = ["--resume"]
+        if self._begun():
+            self._how = ["--resume"]
         self._start_trainers()
         self._back(killed[0])
+
+    def _begun(self) -> bool:
+        """Whether the trainers have made the run folder theirs: until then an earlier run may be in it."""
+        return _stamp(self._settings) not in (None, self._earlier)
 
     def _count_death(self, process: Command) -> None:
         self.deaths.append(Death(process.name, process.end, time.time()))
@@ -171,18 +175,35 @@ class LocalCluster:
             )
 
     def _back(self, process: Command) -> None:
-        death = self.deaths[-1]
-        death.back_after = time.time() - death.when
-        self._say(f"{process.name.capitalize()} is back after {death.back_after:.1f} s.")
+        after = 0.0
+        for death in self.deaths:
+            if death.who == process.name and death.back_after is None:
+                death.back_after = time.time() - death.when
+                after = max(after, death.back_after)
+        self._say(f"{process.name.capitalize()} is back after {after:.1f} s.")
         self._write_state("running")
 
-    def _start_shard(self, number: int) -> Command:
-        """Starts a shard, at its address if it had one."""
-        process = self._start(f"shard {number}", ["shard", "--json", *self._shard_place(number)])
-        said = process.first_line(_START_S)
+    def _start_shard(self, number: int) -> None:
+        """Starts a shard, at its address if it had one; again if it is killed before it serves."""
+        while True:
+            process = self._start(f"shard {number}", ["shard", "--json", *self._shard_place(number)])
+            self.shards[number : number + 1] = [process]
+            said = process.first_line(_START_S)
+            if said is not None:
+                break
+            if self._stopping:
+                return
+            self._shard_ended(process)
         self.addresses[number : number + 1] = [said["address"]]
         self.metrics[number : number + 1] = [said["metrics"]]
-        return process
+        if any(death.back_after is None for death in self.deaths):
+            self._back(process)
+
+    def _shard_ended(self, shard: Command) -> None:
+        """Counts its death, if it may be started again."""
+        if shard.code is None or shard.code > 0:
+            raise _failed(shard)
+        self._count_death(shard)
 
     def _start_trainers(self) -> None:
         arguments = ["train", str(self.folder / "run.toml"), "--json", *self._how]
@@ -305,6 +326,15 @@ def environments(address: str, port: int, hosts: Sequence[str]) -> list[dict[str
         {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank % node_size), "LOCAL_WORLD_SIZE": str(node_size)}
         for rank in range(len(hosts))
     ]
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Tells a file from the one that replaces it; None if there is none."""
+    try:
+        about = path.stat()
+    except FileNotFoundError:
+        return None
+    return about.st_ino, about.st_mtime_ns
 
 
 def _write(path: Path, text: str) -> None:

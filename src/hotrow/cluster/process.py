@@ -58,8 +58,8 @@ class Command:
         """What `hotrow status` is told of it."""
         return {"name": self.name, "pid": self.pid, "since": self.since, "log": str(self.log)}
 
-    def first_line(self, timeout: float) -> dict[str, Any]:
-        """The JSON that it says first; raises if it ends before."""
+    def first_line(self, timeout: float) -> dict[str, Any] | None:
+        """The JSON that it says first; None if it ended before, and then `code` says how. Raises if it says nothing."""
         raise NotImplementedError
 
     def send(self, number: signal.Signals) -> None:
@@ -102,7 +102,7 @@ class Process(Command):
             text=True,
             start_new_session=True,
         )
-        self._first = threading.Event()
+        self._first, self._over = threading.Event(), threading.Event()
         threads = [
             threading.Thread(target=self._read_output, name=f"hotrow-up-{name}", daemon=True),
             threading.Thread(target=self._read_errors, name=f"hotrow-up-{name}", daemon=True),
@@ -119,11 +119,13 @@ class Process(Command):
     def code(self) -> int | None:
         return self._process.poll()
 
-    def first_line(self, timeout: float) -> dict[str, Any]:
-        self._first.wait(timeout)
-        if not self.said:
-            raise ServiceError(f"{self.name.capitalize()} did not start: it {self.end}. Its log is {self.log}.")
-        return dict(json.loads(self.said[0]))
+    def first_line(self, timeout: float) -> dict[str, Any] | None:
+        if not self._first.wait(timeout):
+            raise ServiceError(f"{self.name.capitalize()} said nothing for {timeout:.0f} s. Its log is {self.log}.")
+        if self.said:
+            return dict(json.loads(self.said[0]))
+        self._over.wait(_KILLED_S)  # its output has ended, so it does: then its code and its log are whole
+        return None
 
     def send(self, number: signal.Signals) -> None:
         if self._process.poll() is None:
@@ -159,4 +161,5 @@ class Process(Command):
         self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
+        self._over.set()
         self._ended.put(self)

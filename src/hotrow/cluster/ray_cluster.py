@@ -108,8 +108,11 @@ class RayProcess(Command):
         where = self._seat.where
         return {**super().about(), "host": where["address"], "actor": where["pid"], "alive": self._code is None}
 
-    def first_line(self, timeout: float) -> dict[str, Any]:
-        return dict(self._seat.ask("first_line", timeout))
+    def first_line(self, timeout: float) -> dict[str, Any] | None:
+        said: dict[str, Any] | None = self._seat.ask("first_line", timeout)
+        if said is None:
+            self._over.wait(timeout)
+        return said
 
     def send(self, number: signal.Signals) -> None:
         if not self._over.is_set():
@@ -217,7 +220,7 @@ class RayCluster(LocalCluster):
         where = seat.find()
         host = where["address"] if self._keys else "127.0.0.1"
         again = number < len(self._homes)
-        if again and self._homes[number][0] == where["node"]:
+        if again and self._homes[number][0] == where["node"] and number < len(self.addresses):
             bind = self.addresses[number]
         else:
             bind = f"tcp://{host}:*"

@@ -81,9 +81,9 @@ class Host:
         )
         return self._process.pid
 
-    def first_line(self, timeout: float) -> dict[str, Any]:
-        """See `Process.first_line`."""
-        return self._running().first_line(timeout)
+    def first_line(self, timeout: float) -> dict[str, Any] | None:
+        """See `Process.first_line`; None too if the process went with the actor before this one."""
+        return None if self._process is None else self._process.first_line(timeout)
 
     def hear(self) -> dict[str, Any]:
         """Lines said since the last call, and how it ended if it has; waits a little for something new."""

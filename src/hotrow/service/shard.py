@@ -64,7 +64,7 @@ class Shard:
             self._socket.bind(bind)
         except zmq.ZMQError as error:
             self._close()
-            raise SettingsError(f"A shard cannot listen at {bind}: {error.strerror}. Choose another address.") from None
+            raise SettingsError(f"A shard cannot listen at {bind}: {_why(error, bind)}.") from None
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._work: queue.SimpleQueue[tuple[bytes, Message] | None] = queue.SimpleQueue()
         self._unanswered = 0  # messages that a thread has or will have; written under the lock
@@ -187,3 +187,11 @@ class Shard:
         if self._gate is not None:
             self._gate.socket.close(0)
         self._context.term()
+
+
+def _why(error: zmq.ZMQError, bind: str) -> str:
+    """Why an address cannot be listened at, and what to do."""
+    if error.errno != zmq.EADDRINUSE:
+        return f"{error.strerror}. Choose another address"
+    port = bind.rpartition(":")[2]
+    return f"another process holds port {port} (ss -ltnp shows which). End that one, or choose another address"

@@ -194,6 +194,12 @@ def _join(backend: str, timeout: timedelta) -> None:
     dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=timeout)
 
 
+def _why(error: Exception) -> str:
+    if "EADDRINUSE" not in str(error):
+        return str(error)
+    return f"another process holds port {os.environ.get('MASTER_PORT')}. End that one, or set another MASTER_PORT"
+
+
 @contextlib.contextmanager
 def together(device: str, *, nccl: bool = False, timeout: float = RANKS_S) -> Iterator[Ranks]:
     """The ranks that the environment speaks of (`torchrun`, `hotrow up`), joined; or this process alone.
@@ -214,7 +220,7 @@ def together(device: str, *, nccl: bool = False, timeout: float = RANKS_S) -> It
             backend = "gloo" if where.type == "cpu" else "nccl" if nccl else "cpu:gloo,cuda:nccl"
             _join(backend, timedelta(seconds=timeout))
         except (RuntimeError, ValueError) as error:
-            raise RankError(f"Rank {world.rank} of {world.size} could not join the others: {error}.") from error
+            raise RankError(f"Rank {world.rank} of {world.size} could not join the others: {_why(error)}.") from error
     try:
         yield Ranks(world, where, timeout=timeout)
     finally:
