@@ -73,8 +73,8 @@ class Lock:
         """The environment with which processes that this one starts share the lock."""
         if self._handle is None:
             return {}
-        os.lseek(self._handle, 0, os.SEEK_SET)
-        return {_SHARED: json.loads(os.read(self._handle, 1 << 16))["token"]}
+        os.fsync(self._handle)  # other hosts of a network file system see it from now on
+        return {_SHARED: json.loads(os.pread(self._handle, 1 << 16, 0))["token"]}
 
     def release(self) -> None:
         """Lets go of the folder, and removes it if this made it and nothing else is in it."""
