@@ -123,6 +123,24 @@ def test_a_request_about_one_user_looks_the_user_up_once(trained):
         torch.testing.assert_close(predictor.logits(many)[[0, 7, 49]], torch.cat(one))
 
 
+@pytest.mark.parametrize("model", ["dlrm", "deepfm", "din", "transformer"])
+def test_four_candidates_cost_one_look_at_the_user_also_where_the_data_set_has_no_groups(data, tmp_path, model):
+    prepare(data.parent / "log", tmp_path / "data", split="users:0.3", dedup=False)
+    run = run_of(tmp_path / "data", tmp_path / "run", model)
+    train(run)
+    schema = DataSet.open(tmp_path / "data").schema
+    assert not schema.groups
+    table = next(DataSet.open(tmp_path / "data").flat("test"))
+    row = {name: table[name][0].as_py() for name in table.column_names}
+    many = {**{name: [value] * 4 for name, value in row.items()}, "item": [1, 2, 3, 4]}
+    with Predictor(run.output.folder) as predictor:
+        batch = predictor.batch(many)
+        sizes = {name: group.unique_size for group in batch.groups for name in group.features}
+        assert {name for name, size in sizes.items() if size > 1} == {"item"}
+        one = [predictor.logits({name: [value[i]] for name, value in many.items()}) for i in range(4)]
+        torch.testing.assert_close(predictor.logits(many), torch.cat(one))
+
+
 def test_the_run_folder_is_all_it_needs(trained, tmp_path):
     run = trained("dlrm")
     shutil.copytree(run.output.folder, tmp_path / "copied")

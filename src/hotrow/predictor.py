@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from hotrow.data.batch import Batch
-from hotrow.data.fresh import Columns, batch_of, samples_of
+from hotrow.data.fresh import Columns, request_of
 from hotrow.data.schema import Schema
 from hotrow.data.steps import schema_after
 from hotrow.embeddings import Embeddings
@@ -123,7 +123,7 @@ class Predictor:
         if isinstance(samples, Batch):
             return samples
         data = self.run.data
-        return batch_of(samples_of(samples, self.schema), self.schema, data.steps, data.seed)
+        return request_of(samples, self.schema, data.steps, data.seed)
 
     def refresh(self) -> bool:
         """Takes over a newer checkpoint, or a better one; whether there was one. The present one stays if it cannot."""

@@ -67,10 +67,31 @@ def dense(array: pa.Array) -> Made:
     return pa.array(np.where(np.isfinite(values), values, np.float32(0))), _some(wrong)
 
 
-def keys(array: pa.Array) -> Made:
+def keys(array: pa.Array, holds: str | None = None, seen: set[str] | None = None) -> Made:
+    """What the keys are is added to `seen`, "integers" or "text"; those that a column that `holds` others has not."""
+    made, wrong, texts = _keys(array)
+    if holds is None and seen is None:
+        return made, wrong
+    present = made.to_numpy() != MISSING
+    kinds = {"text": texts & present, "integers": ~texts & present}
+    if seen is not None:
+        seen |= {name for name, which in kinds.items() if which.any()}
+    if holds == "integers":
+        wrong = kinds["text"] if wrong is None else wrong | kinds["text"]
+    elif holds == "text" and not _is_text(array.type):  # a text of digits is a text among others
+        wrong = kinds["integers"] if wrong is None else wrong | kinds["integers"]
+    return made, None if wrong is None else _some(wrong)
+
+
+def _keys(array: pa.Array) -> tuple[pa.Array, Mask | None, Mask]:
+    """Keys, which cells have none that can be used, and which are texts that spell no integer."""
+    if _is_text(array.type):
+        return _text_keys(array)
+    return *_number_keys(array), np.zeros(len(array), dtype=bool)
+
+
+def _number_keys(array: pa.Array) -> Made:
     kind = array.type
-    if _is_text(kind):
-        return pa.array(_text_keys(array)), None
     if pa.types.is_null(kind):
         return pa.array(np.full(len(array), MISSING)), None
     if pa.types.is_uint64(kind):  # the upper half keeps its bits, as a negative key
@@ -91,13 +112,14 @@ def present_keys(array: pa.Array) -> Made:
     return made, _some(none if wrong is None else wrong | none)
 
 
-def _text_keys(array: pa.Array) -> NDArray[np.int64]:
+def _text_keys(array: pa.Array) -> tuple[pa.Array, None, Mask]:
     """Only distinct texts are hashed."""
     coded = pc.dictionary_encode(array)
-    keys = np.fromiter((key_of_text(t) for t in coded.dictionary.to_pylist()), np.int64, len(coded.dictionary))
-    keys = np.append(keys, MISSING)
-    found: NDArray[np.int64] = keys[pc.fill_null(coded.indices, len(keys) - 1).to_numpy(zero_copy_only=False)]
-    return found
+    distinct = coded.dictionary.to_pylist()
+    keys = np.fromiter((key_of_text(t) for t in distinct), np.int64, len(distinct))
+    hashed = np.fromiter((str(key) != t for key, t in zip(keys.tolist(), distinct, strict=True)), bool, len(distinct))
+    at = pc.fill_null(coded.indices, len(keys)).to_numpy(zero_copy_only=False)
+    return pa.array(np.append(keys, MISSING)[at]), None, np.append(hashed, False)[at]
 
 
 def times(array: pa.Array) -> Made:
@@ -135,12 +157,12 @@ def _lists(array: pa.Array, separator: str) -> tuple[pa.Array, NDArray[np.int64]
     return array.flatten(), lengths
 
 
-def key_lists(array: pa.Array, feature: Column) -> Made:
+def key_lists(array: pa.Array, feature: Column, holds: str | None = None, seen: set[str] | None = None) -> Made:
     lists = _lists(array, feature.separator)
     if lists is None:
         return _as_lists(pa.array([], pa.int64()), np.zeros(len(array), np.int64)), np.ones(len(array), dtype=bool)
     items, lengths = lists
-    values, wrong = keys(items)
+    values, wrong = keys(items, holds, seen)
     return _as_lists(values, lengths), _per_row(wrong, lengths)
 
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 from hotrow.data import columns
 from hotrow.data.columns import Made
 from hotrow.data.flat import arrow_schema
-from hotrow.data.schema import MISSING, Schema
+from hotrow.data.schema import MISSING, Column, Schema
 from hotrow.errors import DataError, nearest
 
 BadPolicy = Literal["refuse", "skip", "missing"]
@@ -154,8 +154,13 @@ class Checked:
         return Chunk(self.rows(), lambda i: self._chunk.place(int(left[i])), self._chunk.bytes)
 
 
-def convert(chunk: Chunk, log: Schema, prepared: Schema, bad: BadRows) -> pa.RecordBatch:
-    """The rows of `chunk` as samples of a data set; `prepared` is `log.prepared()`."""
+def convert(
+    chunk: Chunk, log: Schema, prepared: Schema, bad: BadRows, seen: dict[str, set[str]] | None = None
+) -> pa.RecordBatch:
+    """The rows of `chunk` as samples of a data set; `prepared` is `log.prepared()`, or the data set's schema.
+
+    What keys each feature has, integers or text, is added to `seen`.
+    """
     checked = Checked(chunk, bad)
     made = columns.labels(chunk.column(log.label))
     checked.put(log.label, log.label, made, "a label is a number from 0 to 1")
@@ -163,8 +168,12 @@ def convert(chunk: Chunk, log: Schema, prepared: Schema, bad: BadRows) -> pa.Rec
         checked.put(name, name, columns.dense(chunk.column(name)), "a dense value is a finite number", may_miss=True)
     for raw, feature in zip(log.features, prepared.features, strict=True):
         given = chunk.column(raw.column)
-        made = columns.keys(given) if raw.kind == "key" else columns.key_lists(given, raw)
-        checked.put(feature.column, raw.column, made, _KEY, may_miss=True)
+        of_it = None if seen is None else seen.setdefault(feature.name, set())
+        if raw.kind == "key":
+            made = columns.keys(given, feature.holds, of_it)
+        else:
+            made = columns.key_lists(given, raw, feature.holds, of_it)
+        checked.put(feature.column, raw.column, made, _takes(feature), may_miss=True)
         if raw.weights is not None and feature.weights is not None:
             made = columns.weight_lists(chunk.column(raw.weights), raw, checked.columns[feature.column])
             checked.put(feature.weights, raw.weights, made, f'it takes a finite number for each key of "{raw.column}"')
@@ -184,6 +193,13 @@ def convert(chunk: Chunk, log: Schema, prepared: Schema, bad: BadRows) -> pa.Rec
             for name in (feature.column, *([feature.weights] if feature.weights else [])):
                 checked.columns[name] = columns.last(checked.columns[name], feature.max_length)
     return checked.rows(arrow_schema(prepared))
+
+
+def _takes(feature: Column) -> str:
+    """What a feature's column takes, for the sentence to the user."""
+    known = {"integers": "integers, as the log had that was prepared", "text": "texts, as the log had"}
+    said = f"its keys are {known[feature.holds]}" if feature.holds in known else _KEY
+    return f"it takes a list of keys for each sample, and {said}" if feature.kind == "keys" else said
 
 
 def _shown(cell: Any) -> str:

@@ -28,7 +28,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from hotrow.data.dedup import SAMPLES, decode, tables
-from hotrow.data.flat import arrow_schema
+from hotrow.data.flat import PREPARED, arrow_schema
 from hotrow.data.folder import NewFolder
 from hotrow.data.parts import ROW_GROUP, File, Part, PartsWriter
 from hotrow.data.rowgroups import Footers, RowGroup
@@ -137,7 +137,7 @@ class DataSet:
         for group in self.row_groups(split):
             with self.reading():
                 read = group.read(self.schema, footers)
-            yield decode(read, self.schema)
+            yield decode(read, self.schema).replace_schema_metadata(PREPARED)
 
     @contextmanager
     def reading(self) -> Iterator[None]:

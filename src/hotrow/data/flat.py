@@ -10,6 +10,9 @@ import pyarrow as pa
 
 from hotrow.data.schema import Schema
 
+PREPARED = {b"hotrow": b"prepared samples"}
+"""What the schema of an Arrow table says whose texts have been turned into keys."""
+
 
 def arrow_schema(schema: Schema) -> pa.Schema:
     """The columns of flat samples, each once."""

@@ -115,7 +115,7 @@ def clustered(samples: pa.Table, schema: Schema) -> pa.Table:
 
 def check_same(log: Schema, schema: Schema, where: str) -> None:
     """Refuses a log whose samples are not those of the data set."""
-    made, wanted = (s.model_copy(update={"groups": None}) for s in (log.prepared(), schema))
+    made, wanted = (s.of_any_keys().model_copy(update={"groups": None}) for s in (log.prepared(), schema))
     if made == wanted:
         return
     for name in type(schema).model_fields:

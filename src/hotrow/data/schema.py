@@ -45,6 +45,10 @@ def key_of_text(text: str) -> int:
     return hash_text(text)
 
 
+Holds = Literal["integers", "text", "any"]
+"""What the keys of a log's column are: integers, texts that spell none, or both."""
+
+
 class Column(Settings):
     """A feature and the column of the log it is read from."""
 
@@ -56,6 +60,7 @@ class Column(Settings):
     weights: str | None = Field(None, description='a column with a weight for each key of a "keys" feature')
     max_length: int | None = Field(None, gt=0, description="only the last so many keys are kept")
     separator: str = Field(" ", min_length=1, description="stands between the keys of a list written as text")
+    holds: Holds | None = Field(None, description="what its keys are; found by prepare if not given")
 
     @model_validator(mode="before")
     @classmethod
@@ -156,6 +161,11 @@ class Schema(Settings):
             named += [feature.column, *([feature.weights] if feature.weights else [])]
         named += [c for c in (self.session, self.time, self.user, self.weight) if c is not None]
         return tuple(dict.fromkeys(named))
+
+    def of_any_keys(self) -> Schema:
+        """The same without a word on what the keys are."""
+        features = tuple(feature.model_copy(update={"holds": None}) for feature in self.features)
+        return self.model_copy(update={"features": features})
 
     def feature_settings(self) -> list[Feature]:
         """The features as an `Embeddings` module takes them."""

@@ -150,8 +150,24 @@ def finish(work: Work) -> dict[str, Any]:
     elif plan.samples.session is not None:
         facts["clustered"] = False
     _merge_profiles(work, splits["train"])
-    write_manifest(work.data, _prepared(work), splits, facts)
+    write_manifest(work.data, _with_kinds(_prepared(work), work), splits, facts)
     return {}
+
+
+def _with_kinds(schema: Schema, work: Work) -> Schema:
+    """The schema, which says of each feature what its keys are. Those of events are hashed before they come here."""
+    if work.plan.by_time:
+        return schema
+    seen: dict[str, set[str]] = {}
+    for result in work.results("convert", len(slices_of(work))):
+        for name, kinds in result["seen"].items():
+            seen.setdefault(name, set()).update(kinds)
+    features = []
+    for feature in schema.features:
+        kinds = seen.get(feature.name, set())
+        holds = "any" if len(kinds) > 1 else next(iter(kinds), None)
+        features.append(feature.model_copy(update={"holds": feature.holds or holds}))
+    return schema.model_copy(update={"features": tuple(features)})
 
 
 def _merge_profiles(work: Work, parts: list[Part]) -> None:

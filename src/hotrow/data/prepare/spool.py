@@ -63,9 +63,10 @@ def convert_slice(work: Work, number: int, report: Report) -> dict[str, Any]:
     log, bad = source.converted, BadRows(plan.bad)
     prepared, division = log.prepared(), parse_split(plan.split)
     rows = size = 0
+    seen: dict[str, set[str]] = {}
     with whole(spooled(work, number), _columns(prepared, isinstance(division, Users))) as add:
         for chunk in source.chunks(slices_of(work)[number], bad):
-            samples = convert(chunk, log, prepared, bad)
+            samples = convert(chunk, log, prepared, bad, seen)
             columns = [pa.array(np.arange(rows, rows + len(samples)) + (number << SHIFT))]
             columns += [samples.column(name) for name in _asked_for(prepared).values()]
             if isinstance(division, Users):
@@ -73,7 +74,12 @@ def convert_slice(work: Work, number: int, report: Report) -> dict[str, Any]:
             rows, size = rows + len(samples), size + samples.nbytes
             add([*columns, *samples.columns])
             report(len(samples), chunk.bytes)
-    return {"rows": rows, "bytes": size, "found": bad.found()}
+    return {
+        "rows": rows,
+        "bytes": size,
+        "found": bad.found(),
+        "seen": {name: sorted(kinds) for name, kinds in seen.items()},
+    }
 
 
 def _columns(prepared: Schema, chosen: bool) -> pa.Schema:
