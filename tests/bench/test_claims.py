@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hotrow.bench import BENCHES, everything
-from hotrow.bench.claims import CLAIMS, PEERS, claims_table, command_of
+from hotrow.bench.claims import CLAIMS, PARTS, PEERS, claims_table, command_of, kind_of, peers_table
 from hotrow.bench.page import page
 from hotrow.bench.report import add, missing, new_report
 from hotrow.report.benchmarks import benchmarks_page
@@ -24,6 +24,17 @@ def report():
 def test_every_system_is_there_and_every_figure_has_a_benchmark():
     assert {claim.system for claim in CLAIMS} == {"RecD", "FAE", "HET", "Persia", "FlexShard"}
     assert {command_of(id) for id in [c.id for c in CLAIMS] + [id for _, id in PEERS]} <= set(BENCHES)
+
+
+def test_a_figure_of_a_part_is_never_shown_as_one_of_a_users_run(report):
+    assert set(PARTS) == set(BENCHES)
+    for id in ("hot.vs_cpu", "hot.vs_fbgemm_uvm", "dedup.train", "store.vs_torch", "kernels.ikjt5", "hybrid.vs_sync"):
+        assert kind_of(id) == "part"
+    assert {kind_of(id) for id in ("dedup.storage", "hot.auc_gap", "hybrid.auc_gap")} == {"product"}
+    for columns, rows in (claims_table([report]), peers_table([report])):
+        assert all(row[columns.index("kind")] in ("product", "part") and len(row) == len(columns) for row in rows)
+    text = page([{**report, "name": name} for name in BENCHES])
+    assert all(f"What it runs: {said}" in text for said in PARTS.values())
 
 
 def test_a_claim_is_reached_not_reached_or_missing_with_a_reason(report):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hotrow.bench.claims import claims_table, peers_table
+from hotrow.bench.claims import PARTS, claims_table, peers_table
 from hotrow.bench.report import figure
 
 HEAD = """# Benchmarks
@@ -21,6 +21,10 @@ files. `must` is what a figure has to reach (a peer's or the source system's own
 sides of a ratio took turns in one run on one machine, each turn after a pause of 0.4 s, so that threads of the other
 side that spin after their work are asleep; peers run with their default settings. A figure that was not reached
 stands here as not reached.
+
+A figure of kind *product* is of what users run: `hotrow prepare`, or `hotrow train` with reading, logging and metrics.
+One of kind *part* is of a part with a loop of its own: what the part can do, not what a run of yours reaches. Each
+section says what it runs; the [README](../README.md#how-fast) has what `hotrow train` does.
 """
 
 CURVE = "cache.auc.wide_deep.s"
@@ -41,6 +45,8 @@ def _section(report: Mapping[str, Any]) -> str:
     lines = [f"## {report['name']}", ""]
     lines += [f"Command: `hotrow bench {report['name']}`. Machine: {_words(report['machine'])}. "]
     lines += [f"Versions: {_words(report['versions'])}. Workload: {_words(report['workload'])}.", ""]
+    if report["name"] in PARTS:
+        lines += [f"What it runs: {PARTS[report['name']]}", ""]
     lines += ["| figure | value | must | aim | reached | ours | baseline | note |", "| --- " * 8 + "|"]
     for r in report["results"]:
         reached = {True: "yes", False: "**no**", None: ""}[r["met"]]
