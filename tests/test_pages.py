@@ -13,6 +13,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from hotrow import reference
@@ -26,6 +27,10 @@ ELSEWHERE = {
     "examples/ray_cluster/README.md": "cluster/test_ray_cluster.py",
 }
 """Pages with tests of their own."""
+EXAMPLES = "".join(path.read_text("utf-8") for path in (ROOT / "examples").rglob("*.py"))
+SOURCES = "".join(path.read_text("utf-8") for folder in ("src", "tests") for path in (ROOT / folder).rglob("*.py"))
+_ELSEWHERE = {"--strict"}
+"""Options of other programs."""
 _BLOCK = re.compile(r"(<!-- not run: [^>]+ -->\n)?^```(\w+)[ ]*([\w.]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _SIZES = re.compile(r"(--(?:samples|lines|events)) \d+")
 _FEW = {"examples/session_log_recd/README.md": " --set train.steps=4"}
@@ -131,6 +136,21 @@ def test_an_example_of_an_own_loop_learns_and_reads_itself_back():
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     assert "the same scores" in done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_commands_options_and_variables_that_a_page_names_are_there(page):
+    commands = typer.main.get_command(app).commands
+    options = {
+        option for command in commands.values() for p in command.params for option in (*p.opts, *p.secondary_opts)
+    }
+    others = {"--help", "--version", *re.findall(r'"(--[a-z-]+)"', EXAMPLES)}
+    text = page.read_text("utf-8").replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if not line.split("hotrow ")[0].lstrip().startswith("torchrun")]
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", "\n".join(lines))) <= options | others | _ELSEWHERE
+    for shown in re.findall(r"^hotrow ([a-z]+)|`hotrow ([a-z]+)", text, re.MULTILINE):
+        assert (shown[0] or shown[1]) in commands
+    assert all(variable in SOURCES for variable in re.findall(r"\bHOTROW_[A-Z_]+", text))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
