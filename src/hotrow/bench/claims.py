@@ -209,8 +209,10 @@ def place(machine: Mapping[str, Any]) -> str:
 def claims_table(reports: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Columns and rows: every published result with what was measured for it."""
     found = answers(reports)
-    columns = ("system", "published", "on", "figure here", "kind", "value", "reached", "machine", "what differs")
-    columns += ("command",)
+    columns = (
+        *("system", "published", "on", "figure here", "kind", "value", "reached", "machine", "what differs"),
+        "command",
+    )
     rows: list[tuple[str, ...]] = []
     for claim in CLAIMS:
         answer = found.get(claim.id, _NOT_RUN)

@@ -89,7 +89,7 @@ def samples_of(columns: Columns, schema: Schema) -> pa.Table:
 def _is_prepared(columns: Any) -> bool:
     """Whether these are samples of a data set, whose texts are keys already."""
     metadata = columns.schema.metadata if isinstance(columns, pa.RecordBatch | pa.Table) else None
-    return bool(metadata) and PREPARED.items() <= metadata.items()
+    return PREPARED.items() <= (metadata or {}).items()
 
 
 def completed(chunk: Chunk, schema: Schema) -> Chunk:
