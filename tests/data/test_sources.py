@@ -285,6 +285,12 @@ def test_csv_and_parquet_of_the_same_log_are_the_same_data_set(tmp_path):
         ("tw", [[1.0], [float("nan")]], r'row 2: column "tw" holds \[nan\]'),
         ("t", [1, None], r'row 2: column "t" holds nothing; a time'),
         ("w", [1.0, -1.0], r'row 2: column "w" holds -1.0; a sample\'s weight'),
+        ("y", [0, 1 << 60], r'row 2: column "y" holds 1152921504606846976; a label'),
+        ("d", [1, -(1 << 53) - 1], r'row 2: column "d" holds -9007199254740993; a dense value .* at most 2\^53'),
+        ("d", ["1", "9007199254740993"], r"row 2: column \"d\" holds '9007199254740993'; a dense value"),
+        ("w", [1, 1 << 54], r'row 2: column "w" holds 18014398509481984; a sample\'s weight'),
+        ("tw", [[1], [1 << 54]], r'row 2: column "tw" holds \[18014398509481984\]; it takes a finite number'),
+        ("t", pa.array([1, 1 << 63], pa.uint64()), r'row 2: column "t" holds 9223372036854775808; a time'),
     ],
 )
 def test_a_wrong_value_in_parquet_is_refused_with_column_and_row(tmp_path, column, values, said):
@@ -384,6 +390,41 @@ def test_times_are_integers_or_microseconds():
     assert spelled[0].to_pylist() == [-5, 6, nanoseconds, most, -most - 1] and spelled[1] is None
     assert times(pa.array([f"{most + 1}", f"{-most - 2}", None, "", "0x1", "7"]))[1].tolist() == [True] * 5 + [False]
     assert times(pa.array([3.0, 4.5]))[1].tolist() == [False, True]
+
+
+@pytest.mark.parametrize("kind", [pa.timestamp("s"), pa.timestamp("ms"), pa.date32(), pa.date64()])
+def test_times_beyond_an_int64_of_microseconds_are_at_fault_and_do_not_wrap(kind):
+    far = pa.array([1, (1 << (31 if pa.types.is_date32(kind) else 63)) - 1, None], pa.int64())
+    days = far.cast(pa.int32()) if pa.types.is_date32(kind) else far
+    made, wrong = times(days.cast(kind))
+    assert made[0].as_py() > 0 and wrong.tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize(("bad", "left"), [("skip", [1.0, 3.0]), ("missing", [1.0, 0.0, 3.0])])
+@pytest.mark.parametrize("values", [[1, (1 << 53) + 1, 3], pa.array([1, (1 << 64) - 1, 3], pa.uint64())])
+def test_an_integer_that_no_float_holds_is_set_aside_or_taken_as_missing(tmp_path, bad, left, values):
+    pq.write_table(pa.table({"y": [0, 1, 0], "d": values, "k": [1, 2, 3]}), tmp_path / "log.parquet")
+    schema = Schema(label="y", dense=("d",), features=(Column(name="k"),))
+    made = prepare(tmp_path / "log.parquet", tmp_path / "out", schema=schema, split="none", bad=bad)
+    assert table_of(made).column("d").to_pylist() == left
+    facts = {"skip": made.facts.get("set_aside", {}).get("rows"), "missing": made.facts.get("taken_as_missing")}
+    assert facts[bad] == (1 if bad == "skip" else {"d": 1})
+
+
+def test_views_of_text_are_read_as_text(tmp_path):
+    columns = {
+        "y": ["0", "1", "x"],
+        "d": ["1", " 2", "3"],
+        "k": ["a", "7", ""],
+        "t": ["1", "2", "3"],
+        "h": ["1 2", "", "3"],
+    }
+    schema = Schema(label="y", dense=("d",), features=(Column(name="k"), Column(name="h", kind="keys")), time="t")
+    log = pa.table({name: pa.array(cells, pa.string_view()) for name, cells in columns.items()})
+    pq.write_table(log, tmp_path / "log.parquet")
+    made = table_of(prepare(tmp_path / "log.parquet", tmp_path / "out", schema=schema, split="none", bad="skip"))
+    assert made.column("k").to_pylist() == [hash_text("a"), 7] and made.column("h").to_pylist() == [[1, 2], []]
+    assert made.column("d").to_pylist() == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("cell", ["nan", "-NaN", "nan(1)", "inf", "Infinity", "+1.5", ".5", "5.", "1e400"])

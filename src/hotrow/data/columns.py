@@ -19,6 +19,9 @@ Mask = NDArray[np.bool_]
 Made = tuple[pa.Array, Mask | None]
 _NUMBER = r"^\s*[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|(?i:nan(\(\w*\))?|inf(inity)?))\s*$"
 """What Arrow's cast takes, and spaces around it."""
+_EXACT = 1 << 53
+"""Up to which a float holds every integer; beyond, an integer is taken for a key that is in the wrong place."""
+_WHOLE, _LAST = r"^\s*[+-]?\d+\s*$", rf"^\s*[+-]?0*{_EXACT}\s*$"
 _LEAST, _MOST = (pa.scalar(Decimal(bound), pa.decimal128(19)) for bound in (-(1 << 63), (1 << 63) - 1))
 
 
@@ -36,15 +39,31 @@ def floats(array: pa.Array) -> tuple[NDArray[np.float32], Mask]:
     if not (_is_text(kind) or pa.types.is_boolean(kind) or _is_number(kind) or pa.types.is_null(kind)):
         return np.full(len(array), np.nan, np.float32), ~none
     if _is_text(kind):
-        try:
-            array = pc.cast(array, pa.float64())
-        except pa.ArrowInvalid:
-            fits = pc.fill_null(pc.match_substring_regex(array, _NUMBER), True)
-            none = ~fits.to_numpy(zero_copy_only=False)
-            array = pc.cast(pc.utf8_trim_whitespace(pc.if_else(fits, array, None)), pa.float64())
+        array, none = _spelled(array)
+    elif pa.types.is_integer(kind):
+        whole = pc.fill_null(array, 0).to_numpy(zero_copy_only=False)
+        none = (whole > _EXACT) | (whole < -_EXACT)
+        array = pc.if_else(pa.array(none), None, array)
     values = pc.fill_null(pc.cast(array, pa.float64()), float("nan")).to_numpy(zero_copy_only=False)
     with np.errstate(over="ignore"):
         return values.astype(np.float32), none
+
+
+def _spelled(array: pa.Array) -> tuple[pa.Array, Mask]:
+    """Texts as the numbers they spell, null where they spell none, and where that is."""
+    none = np.zeros(len(array), dtype=bool)
+    try:
+        values = pc.cast(array, pa.float64())
+    except pa.ArrowInvalid:
+        fits = pc.fill_null(pc.match_substring_regex(array, _NUMBER), True)
+        none = ~fits.to_numpy(zero_copy_only=False)
+        values = pc.cast(pc.utf8_trim_whitespace(pc.if_else(fits, array, None)), pa.float64())
+    large = pc.fill_null(pc.greater_equal(pc.abs(values), float(_EXACT)), False)
+    if pc.any(large).as_py():  # as the same log in Parquet
+        whole, last = (pc.fill_null(pc.match_substring_regex(array, form), False) for form in (_WHOLE, _LAST))
+        lost = pc.and_(large, pc.and_not(whole, last))
+        values, none = pc.if_else(lost, None, values), none | lost.to_numpy(zero_copy_only=False)
+    return values, none
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -100,7 +119,7 @@ def _number_keys(array: pa.Array) -> Made:
         return pc.fill_null(pc.cast(array, pa.int64()), MISSING), None
     if pa.types.is_floating(kind):  # integers with gaps, as pandas writes them
         values = pc.fill_null(pc.cast(array, pa.float64()), float("nan")).to_numpy(zero_copy_only=False)
-        wrong = ~np.isnan(values) & ~((np.abs(values) <= 2.0**53) & (values == np.floor(values)))
+        wrong = ~np.isnan(values) & ~((np.abs(values) <= _EXACT) & (values == np.floor(values)))
         return pa.array(np.where(wrong | np.isnan(values), MISSING, values).astype(np.int64)), _some(wrong)
     return pa.array(np.full(len(array), MISSING)), np.ones(len(array), dtype=bool)
 
@@ -126,22 +145,37 @@ def times(array: pa.Array) -> Made:
     """Integers as they are; dates and timestamps as microseconds since 1970; text as what it spells."""
     kind = array.type
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        stamps = pc.cast(array, pa.timestamp("us", getattr(kind, "tz", None)), safe=False)
-        array = pc.cast(stamps, pa.int64())
+        array = _microseconds(array)
     elif _is_text(kind):
         fits = pc.match_substring_regex(array, r"^[+-]?\d{1,19}$")
         wide = pc.cast(pc.if_else(fits, array, None), pa.decimal128(19))  # of which not all are an int64
         fits = pc.and_(pc.less_equal(wide, _MOST), pc.greater_equal(wide, _LEAST))
         array = pc.cast(pc.if_else(fits, wide, None), pa.int64())
     elif pa.types.is_floating(kind):
-        values = array.to_numpy(zero_copy_only=False)
-        whole = (np.abs(values) <= 2.0**53) & (values == np.floor(values))
+        values = pc.cast(array, pa.float64()).to_numpy(zero_copy_only=False)
+        whole = (np.abs(values) <= _EXACT) & (values == np.floor(values))
         array = pa.array(np.where(whole, values, 0).astype(np.int64), mask=~whole)
+    elif pa.types.is_uint64(kind):
+        array = pc.cast(pc.if_else(pc.less_equal(array, pa.scalar((1 << 63) - 1, kind)), array, None), pa.int64())
     elif pa.types.is_integer(kind):
-        array = pc.cast(array, pa.int64(), safe=not pa.types.is_uint64(kind))
+        array = pc.cast(array, pa.int64())
     else:
         array = pa.nulls(len(array), pa.int64())
     return pc.fill_null(array, 0), _some(array.is_null().to_numpy(zero_copy_only=False))
+
+
+def _microseconds(array: pa.Array) -> pa.Array:
+    """Dates and timestamps as microseconds since 1970; null where that is more than an int64 holds."""
+    kind = array.type
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        return pc.cast(pc.cast(array, pa.timestamp("us", kind.tz), safe=False), pa.int64())
+    if pa.types.is_date32(kind):
+        array, unit = pc.cast(array, pa.int32()), 86_400_000_000
+    else:
+        unit = 1000 if pa.types.is_date64(kind) else {"s": 1_000_000, "ms": 1000, "us": 1}[kind.unit]
+    given, most = pc.cast(array, pa.int64()), ((1 << 63) - 1) // unit
+    fits = pc.and_(pc.less_equal(given, most), pc.greater_equal(given, -most))
+    return pc.multiply(pc.if_else(fits, given, None), unit)
 
 
 def _lists(array: pa.Array, separator: str) -> tuple[pa.Array, NDArray[np.int64]] | None:

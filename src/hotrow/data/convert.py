@@ -27,6 +27,8 @@ from hotrow.errors import DataError, nearest
 
 BadPolicy = Literal["refuse", "skip", "missing"]
 _KEPT_EXAMPLES = 20
+_DENSE = "a dense value is a finite number, and an integer at most 2^53"
+_WEIGHT = "a sample's weight is a finite number, 0 or more, and an integer at most 2^53"
 _KEY = "a key is an integer or a text"
 _SESSION = f"every sample needs a session, an integer or a text, and {MISSING} stands for none"
 
@@ -104,13 +106,15 @@ class Chunk:
     bytes: int = 0
 
     def column(self, name: str) -> pa.Array:
-        """The column `name`, spelled out where it is dictionary-encoded."""
+        """The column `name`, spelled out where it is dictionary-encoded; Arrow computes little on views of text."""
         names = self.rows.schema.names
         if name not in names:
             where = self.place(0) if len(self.rows) else "The log"
             raise DataError(f'{where}: there is no column "{name}".{nearest(name, names)}')
         array = self.rows.column(name)
-        return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        return array.cast(pa.large_string()) if pa.types.is_string_view(array.type) else array
 
 
 class Checked:
@@ -165,7 +169,7 @@ def convert(
     made = columns.labels(chunk.column(log.label))
     checked.put(log.label, log.label, made, "a label is a number from 0 to 1")
     for name in log.dense:
-        checked.put(name, name, columns.dense(chunk.column(name)), "a dense value is a finite number", may_miss=True)
+        checked.put(name, name, columns.dense(chunk.column(name)), _DENSE, may_miss=True)
     for raw, feature in zip(log.features, prepared.features, strict=True):
         given = chunk.column(raw.column)
         of_it = None if seen is None else seen.setdefault(feature.name, set())
@@ -187,7 +191,7 @@ def convert(
         checked.put(prepared.time, log.time, made, "a time is an integer or a timestamp")
     if log.weight is not None:
         made = columns.weights(chunk.column(log.weight))
-        checked.put(log.weight, log.weight, made, "a sample's weight is a finite number, 0 or more")
+        checked.put(log.weight, log.weight, made, _WEIGHT)
     for feature in prepared.features:
         if feature.max_length is not None:
             for name in (feature.column, *([feature.weights] if feature.weights else [])):
