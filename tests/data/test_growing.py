@@ -170,14 +170,30 @@ def test_what_cannot_be_used_is_refused_with_its_place_or_set_aside(folder):
     assert "not a whole Parquet file" in log.notes[0]
 
 
-def test_a_file_of_nothing_but_bad_rows_is_done_with_the_next(folder):
+def test_a_file_of_nothing_but_bad_rows_is_done_and_told_without_a_next_one(folder):
     put(folder, "a.parquet", rows(0, 2).set_column(0, "click", pa.array([5.0, 7.0])))
     log = follow(folder, bad="skip")
     assert list(log.read()) == []
-    assert not log.arrived()
+    assert log.rest() == [{"file": "a.parquet", "samples": 0, "set_aside": 2}] and log.rest() == []
+    assert list(log.state()["done"]) == ["a.parquet"] and not log.arrived()
     put(folder, "b.parquet", rows(2, 2))
     (batch,) = log.read()
     assert prices([batch]) == [2, 3]
+    assert log.trained(batch) == [{"file": "b.parquet", "samples": 2, "set_aside": 0}] and log.rest() == []
+
+
+@pytest.mark.parametrize("schema", ["own", "none"])
+@pytest.mark.parametrize("name", ["a.parquet", "a.csv", "a.csv.gz", "a.tsv"])
+def test_a_file_of_0_bytes_is_refused_or_set_aside(folder, name, schema):
+    if schema == "none":
+        (folder / "schema.json").unlink()
+    (folder / name).write_bytes(b"")
+    with pytest.raises(DataError, match=f"{name} is empty.*--bad skip"):
+        list(follow(folder).read())
+    log = follow(folder, bad="skip")
+    assert list(log.read()) == [] and not log.arrived()
+    assert len(log.notes) == 1 and f"{name} is empty" in log.notes[0]
+    assert log.rest() == [{"file": name, "samples": 0, "set_aside": 0}]
 
 
 def test_a_log_of_other_columns_is_refused(folder, tmp_path):
@@ -275,6 +291,17 @@ def test_a_message_that_cannot_be_used_is_refused_with_its_place_or_set_aside(tm
     (batch,) = few.read()
     assert batch.samples["price"].to_pylist() == [0.0]
     assert batch.samples["tags"].to_pylist() == [[]]
+
+
+def test_messages_set_aside_count_with_the_next_samples_or_by_themselves(tmp_path):
+    bad = [b"{no json"] * 3
+    log = topic_log(Topic([*bad, *messages(0, 2)]), tmp_path, bad="skip")
+    (batch,) = log.read()
+    assert log.trained(batch) == [{"offsets": {"0": 5}, "samples": 2, "set_aside": 3}] and log.rest() == []
+    alone = topic_log(Topic(bad), tmp_path, bad="skip")
+    assert list(alone.read()) == []
+    assert alone.rest() == [{"offsets": {"0": 3}, "samples": 0, "set_aside": 3}] and alone.rest() == []
+    assert alone.state() == {"offsets": {"0": 3}}
 
 
 def test_addresses_and_missing_clients_are_said_in_a_sentence(monkeypatch):

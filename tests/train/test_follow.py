@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from hotrow import Predictor
 from hotrow.cli import app
-from hotrow.data import DataSet, DataSetWriter, Reader
+from hotrow.data import DataSet, DataSetWriter, Reader, prepare
 from hotrow.errors import DataError, HotrowError, SettingsError
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.evaluate import Ranker
@@ -52,7 +52,7 @@ def following(make_run, folder, **changes):
 
 def trained_files(run):
     lines = [json.loads(line) for line in (run.output.folder / "metrics.jsonl").read_text().splitlines()]
-    return [(line["file"], line["samples"]) for line in lines if line["kind"] == "follow"]
+    return [(line["file"], line["samples"]) for line in lines if line["kind"] == "follow" and "file" in line]
 
 
 def test_a_followed_log_trains_as_a_data_set_of_the_same_samples_does(make_run, incoming, tmp_path, same_weights):
@@ -185,6 +185,31 @@ def test_a_predictor_sees_what_a_training_process_learns(make_run, incoming, tmp
         process.wait()
         process.stdout.close()
         process.stderr.close()
+
+
+def test_files_without_a_sample_stand_in_the_metrics_though_nothing_comes_after_them(make_run, incoming):
+    rows = samples(64, 9)
+    put(incoming, "a.parquet", rows)
+    label = rows.schema.get_field_index(SCHEMA.label)
+    put(incoming, "b.parquet", rows.slice(0, 5).set_column(label, SCHEMA.label, pa.array([7.0] * 5)))
+    (incoming / "c.parquet").write_bytes(b"")
+    run = following(make_run, incoming, follow={"bad": "skip"})
+    assert train(run).samples == 64
+    assert trained_files(run) == [("a.parquet", 64), ("b.parquet", 0), ("c.parquet", 0)]
+    lines = [json.loads(line) for line in (run.output.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["set_aside"] for line in lines if "set_aside" in line] == [0, 5, 0]
+    assert any("c.parquet is empty" in line.get("said", "") for line in lines)
+
+
+def test_texts_where_the_log_of_the_data_set_had_integers_end_the_run(make_run, incoming, tmp_path):
+    log = samples(200, 9)
+    pq.write_table(log, tmp_path / "log.parquet")
+    prepare(tmp_path / "log.parquet", tmp_path / "made", schema=SCHEMA, split="last:0.3")
+    key = SCHEMA.features[0].column
+    texts = pa.array([f"k{value}" for value in log.column(key).to_pylist()])
+    put(incoming, "a.parquet", log.set_column(log.schema.get_field_index(key), key, texts))
+    with pytest.raises(DataError, match=f'a.parquet, row 1: column "{key}" holds .*its keys are'):
+        train(following(make_run, incoming, data__path=str(tmp_path / "made")))
 
 
 def test_what_a_file_says_wrongly_ends_the_run_with_its_place(make_run, incoming):

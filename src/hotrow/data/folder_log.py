@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from hotrow.data.convert import BadRows, convert
 from hotrow.data.growing import Arrived, Follow, GrowingLog, check_same, clustered
 from hotrow.data.schema import Schema
 from hotrow.data.sources import Format, Source, find_source, kind_of
+from hotrow.data.sources.source import EmptyFile
 from hotrow.data.sources.tabular import SCHEMAS
 from hotrow.data.sources.text import TEXT_ENDINGS, unpack
 from hotrow.errors import DataError, SettingsError
@@ -60,6 +61,7 @@ class FolderLog(GrowingLog):
         self._file, self._samples = "", 0
         self._empty: set[str] = set()  # files that had nothing to train on, in this process
         self._altered: set[str] = set()
+        self._rest: list[_Done] = []
 
     def arrived(self) -> bool:
         return bool(self._new(self._done))
@@ -90,13 +92,20 @@ class FolderLog(GrowingLog):
                     continue
                 yield Arrived(clustered(held, self.schema), _Upto(ended, "", 0))
                 ended = []
+        self._rest = ended
 
     def trained(self, arrived: Arrived) -> list[dict[str, Any]]:
         upto: _Upto = arrived.upto
-        for file in upto.done:
-            self._done[file.name] = file.bytes
         self._file, self._samples = upto.name, upto.samples
-        return [{"file": f.name, "samples": f.samples, "set_aside": f.set_aside} for f in upto.done]
+        return self._ended(upto.done)
+
+    def rest(self) -> list[dict[str, Any]]:
+        rest, self._rest = self._rest, []
+        return self._ended(rest)
+
+    def _ended(self, files: Sequence[_Done]) -> list[dict[str, Any]]:
+        self._done |= {file.name: file.bytes for file in files}
+        return [{"file": f.name, "samples": f.samples, "set_aside": f.set_aside} for f in files]
 
     def state(self) -> dict[str, Any]:
         there = {entry.name for entry in os.scandir(self.folder)}
@@ -151,7 +160,11 @@ class FolderLog(GrowingLog):
     def _rows(self, name: str, bad: BadRows) -> Iterator[pa.RecordBatch]:
         """The samples of a file as they are converted."""
         try:
-            source = self._source(self.folder / name)
+            try:
+                source = self._source(self.folder / name)
+            except EmptyFile as error:
+                bad.refuse_or_skip_file(str(error), 0, "empty file")
+                return
             check_same(source.schema, self.schema, str(self.folder / name))
             if not source.usable(bad):
                 return

@@ -94,6 +94,10 @@ class GrowingLog:
         """Moves the place behind what was trained on, batch by batch in their order; lines of metrics about it."""
         raise NotImplementedError
 
+    def rest(self) -> list[dict[str, Any]]:
+        """Lines about what was read to its end and had no sample left; its place is behind that then."""
+        raise NotImplementedError
+
     def state(self) -> dict[str, Any]:
         """The place, as JSON has it."""
         raise NotImplementedError

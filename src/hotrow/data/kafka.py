@@ -94,6 +94,7 @@ class KafkaLog(GrowingLog):
         self._offsets: dict[int, int] = {}
         self._waiting: list[Message] = []
         self._begun = False
+        self._rest: tuple[dict[int, int], int] = {}, 0  # offsets behind messages set aside, and how many these were
 
     def arrived(self) -> bool:
         self._begin()
@@ -103,18 +104,29 @@ class KafkaLog(GrowingLog):
 
     def read(self) -> Iterator[Arrived]:
         self._begin()
+        offsets, aside = dict[int, int](), 0
         while self.arrived():
             messages, self._waiting = self._waiting, []
-            offsets = {m.partition: m.offset + 1 for m in messages}
+            offsets = offsets | {m.partition: m.offset + 1 for m in messages}
             bad = BadRows(self._settings.bad)
             samples = self._samples(messages, bad)
+            aside += bad.skipped
             if len(samples):
-                yield Arrived(clustered(samples, self.schema), (offsets, len(samples), bad.skipped))
+                yield Arrived(clustered(samples, self.schema), (offsets, len(samples), aside))
+                offsets, aside = {}, 0
             elif bad.examples:
                 self.notes.append(f"{bad.skipped} messages were set aside. For example: {bad.examples[0]}")
 
+        self._rest = offsets, aside
+
+    def rest(self) -> list[dict[str, Any]]:
+        (offsets, aside), self._rest = self._rest, ({}, 0)
+        return self._done(offsets, 0, aside) if offsets else []
+
     def trained(self, arrived: Arrived) -> list[dict[str, Any]]:
-        offsets, samples, aside = arrived.upto
+        return self._done(*arrived.upto)
+
+    def _done(self, offsets: Mapping[int, int], samples: int, aside: int) -> list[dict[str, Any]]:
         self._offsets |= offsets
         return [{"offsets": {str(p): o for p, o in offsets.items()}, "samples": samples, "set_aside": aside}]
 

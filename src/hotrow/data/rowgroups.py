@@ -41,7 +41,7 @@ class RowGroup(NamedTuple):
                     _check_columns(opened.schema_arrow, tables(schema)[file.table], path)
                     columns = [name for name in opened.schema_arrow.names if name not in without]
                     read[file.table] = opened.read_row_group(self.number, columns, use_threads=False)
-            except (OSError, KeyError, pa.ArrowException) as error:
+            except (OSError, KeyError, ValueError, pa.ArrowException) as error:
                 raise DataError(f"{path}, row group {self.number}, cannot be read: {error}.") from error
         return renumber(read, schema, {file.table: -sum(file.rows[: self.number]) for file in self.part.files})
 

@@ -123,6 +123,7 @@ class Following(Feed):
                 return next(self._pipeline)
             except StopIteration:
                 self.close()
+                self._lines += [("follow", line) for line in self.log.rest()]
 
     def _order(self) -> Iterator[Batch]:
         data, first = self.run.data, self.samples

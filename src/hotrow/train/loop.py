@@ -169,6 +169,7 @@ class Trainer:
     def _nothing_to_do(self) -> None:
         """While nothing arrives what was learned is written; at the end of it all the rest that is due is done."""
         self.checkpoints.check()
+        self._tell()
         if self.feed.ended:
             if self.state.count:
                 self._log_training()
@@ -249,13 +250,17 @@ class Trainer:
         if last or state.step % run.log_every == 0:
             self._log_training()
         best = self._evaluations(last)
-        for kind, values in self.feed.between_steps():
-            self.log.write(kind, state.step, values)
-            if "said" in values:
-                self.progress.say(values["said"])
+        self._tell()
         if best or self._over() or self._flags["checkpoint"]:
             self._checkpoint()
             self._wanted = False
+
+    def _tell(self) -> None:
+        """What the feed has to say goes to the metrics, sentences to whoever watches."""
+        for kind, values in self.feed.between_steps():
+            self.log.write(kind, self.state.step, values)
+            if "said" in values:
+                self.progress.say(values["said"])
 
     def _over(self) -> str:
         """Why the run must not go on, or nothing. Several ranks go by what all knew at the last step."""

@@ -15,10 +15,10 @@ from hotrow.data.schema import Schema
 from hotrow.data.sources.avazu import Avazu
 from hotrow.data.sources.criteo import Criteo
 from hotrow.data.sources.events import Events, looks_like_events
-from hotrow.data.sources.source import Slice, Source, files_of
+from hotrow.data.sources.source import EmptyFile, Slice, Source, files_of
 from hotrow.data.sources.tabular import LOG, SCHEMAS, ParquetTable, TextTable, known_of, schema_of, table_files
 from hotrow.data.sources.text import first_line
-from hotrow.errors import DataError, SettingsError
+from hotrow.errors import SettingsError
 from hotrow.settings import Settings, parse
 
 __all__ = [
@@ -91,7 +91,7 @@ def kind_of(path: Path, schema: Schema | None) -> Literal["criteo", "avazu", "ev
         return "table"
     file = next((file for file in files_of(path) if file.stat().st_size), None)
     if file is None:
-        raise DataError(f"{files_of(path)[0]} is empty.")
+        raise EmptyFile(f"{files_of(path)[0]} is empty.")
     if file.suffix == ".parquet":
         return "table"
     line = first_line(file)

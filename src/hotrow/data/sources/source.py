@@ -24,6 +24,10 @@ SLICE_BYTES = 64 << 20
 """About how much of a file a slice takes, before packing."""
 
 
+class EmptyFile(DataError):
+    """A file of a log in which nothing stands."""
+
+
 class Slice(Settings):
     """A part of a file, from `first` up to `last`: row groups of Parquet, bytes of text."""
 

@@ -23,7 +23,7 @@ import pyarrow.csv as arrow_csv
 
 from hotrow.data.convert import BadRows, Chunk
 from hotrow.data.sources import source
-from hotrow.data.sources.source import Pieces, Slice, Source
+from hotrow.data.sources.source import EmptyFile, Pieces, Slice, Source
 from hotrow.errors import DataError
 
 BLOCK = 4 << 20
@@ -78,7 +78,7 @@ def first_line(file: Path) -> str:
     with file.open("rb") as raw:
         for block in _blocks(raw, file, 1 << 16):
             return block.split(b"\n", 1)[0].rstrip(b"\r").decode("utf-8-sig", "replace")
-    raise DataError(f"{file} is empty.")
+    raise EmptyFile(f"{file} is empty.")
 
 
 def header(file: Path, dialect: Dialect) -> tuple[str, ...]:
