@@ -27,10 +27,13 @@ from hotrow import _native
 from hotrow.data.batch import Batch, check_tensor
 from hotrow.device_lookup import DeviceLookup
 from hotrow.embedded import Embedded
-from hotrow.errors import BatchError, HotrowError, SettingsError, nearest
+from hotrow.errors import BatchError, CheckpointError, HotrowError, SettingsError, nearest
 from hotrow.lookup import Chosen, Layout, Lookup, Only
+from hotrow.marker import Marker
+from hotrow.opaque import opaque
 from hotrow.peers import Peers
 from hotrow.plan import Plan
+from hotrow.scaling import refuse_scaled, unscale
 from hotrow.store.pieces import RankSnapshot
 from hotrow.store.snapshot import Snapshot, restore
 from hotrow.table import Feature, Table
@@ -127,7 +130,10 @@ class Embeddings(nn.Module):
         self._layouts: dict[tuple[tuple[str, ...], ...], Layout] = {}
         self._pending: list[Lookup] = []
         self._pending_said = False
+        self._shown = torch.optim.SGD([torch.empty(0)])  # what gradient scalers see of the rows
+        self._marker = Marker(seed)
 
+    @opaque
     def forward(self, batch: Batch) -> Embedded:
         """What a model sees of `batch`."""
         return self.embed(self.fetch(self.group(batch), once=True))
@@ -166,6 +172,7 @@ class Embeddings(nn.Module):
         tiers are brought for which it holds, and the others are left for later. A lookup that is embedded only `once`
         has its rows pooled on the way where a single tier in this memory has them all: each is moved once.
         """
+        self._marker.check(self.steps)
         if not self.current(lookup):
             lookup = self.group(lookup.batch)
         step = self.steps if step is None else step
@@ -190,8 +197,23 @@ class Embeddings(nn.Module):
             lookup.arrived = self._arrived
         return lookup.embed()
 
-    def step(self) -> None:
-        """Applies all gradients that came since the last step, as one step of each table's optimizer."""
+    def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
+        """Applies all gradients that came since the last step, as one step of each table's optimizer.
+
+        Under a `GradScaler` give it, before its `update`: gradients are divided by its scale, and a step whose
+        gradients are not all finite is left out, as `scaler.step(optimizer)` does.
+        """
+        if scaler is not None and scaler.is_enabled():
+            if self.world.size > 1:
+                raise SettingsError(
+                    "A GradScaler leaves steps out on the ranks where they overflow, and all ranks make a step "
+                    "together: use bfloat16, which needs no scaler."
+                )
+            if not unscale(self._pending, scaler, self._shown):
+                self._forget(self._pending)
+                return
+        elif scaler is None and self._pending:
+            refuse_scaled()
         self.finish().apply()
 
     def finish(self) -> Update:
@@ -200,16 +222,20 @@ class Embeddings(nn.Module):
         Updates are to be applied in their order; fetches and the steps that follow may come before. A lookup whose
         backward is still to come has its gradient in the step after that.
         """
-        pending = self._pending
-        step, self._pending = self.steps, []
+        pending, step = self._pending, self.steps
         self.steps += 1
         if len(pending) == 1 and pending[0].router is self.router:
             update = Update(step, pending[0], pending[0].finish(step))
         else:
             update = self._summed(pending, step)
-        for lookup in pending:  # it may be fetched again, for another step
-            lookup.grads = None
+        self._forget(pending)
         return update
+
+    def _forget(self, pending: Sequence[Lookup]) -> None:
+        """Lets go of gradients; their lookups may be fetched again, for another step."""
+        for lookup in pending:
+            lookup.grads = None
+        self._pending = []
 
     def _arrived(self, lookup: Lookup) -> None:
         self._pending.append(lookup)
@@ -277,6 +303,7 @@ class Embeddings(nn.Module):
         """The rows of `keys` in one table, `[n, dim]`, as they are."""
         if table not in self.tables:
             raise SettingsError(f'There is no table "{table}".{nearest(table, self.tables)}')
+        self._marker.check(self.steps)
         check_tensor(keys, torch.int64, 1, "keys")
         rows = torch.empty(len(keys), self.tables[table].dim)
         routed = self.router.route([table], [keys.contiguous().numpy()], [0])
@@ -299,6 +326,7 @@ class Embeddings(nn.Module):
         cut is between two steps of one thread; with others updating meanwhile it is one moment for each table.
         Several ranks take one together, in a folder that all see; `write` returns on each when the whole is there.
         """
+        self._marker.check(self.steps)
         for tier in self.router.tiers.values():
             tier.flush()
         stores = [(name, s) for tier in self.router.tiers.values() for name, s in tier.stores().items()]
@@ -312,6 +340,38 @@ class Embeddings(nn.Module):
         self.steps = restore(Path(folder), self.router, list(self.tables.values()), self.seed, self._peers)
         self._peers.agree("restored", "")  # nobody reads a row before who restores it has
         self._pending = []
+        self._marker.restored(self.steps)
+
+    def get_extra_state(self) -> torch.Tensor:
+        """In a module's state dict: not the rows, but which ones belong to its weights."""
+        return self._marker.of(self.steps)
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        """Looks whether the rows here are those of the state dict; if not, they are to be restored before use."""
+        self._marker.loaded(state, self.steps)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Embeddings:
+        """New embeddings with copies of all rows, where those are in this process's memory."""
+        tiers = self.router.tiers
+        if not all(isinstance(tier, HostTier) for tier in tiers.values()):
+            names = ", ".join(tiers)
+            raise HotrowError(
+                f"Embeddings with rows on {names} cannot be copied: write snapshot(folder), and restore it into others."
+            )
+        copies = {name: tier.copy() for name, tier in tiers.items() if isinstance(tier, HostTier)}
+        tables, features = list(self.tables.values()), list(self.features.values())
+        plan, device = self.router.plan, self._device
+        other = type(self)(tables, features, seed=self.seed, tiers=copies, plan=plan, device=device)
+        memo[id(self)] = other
+        other.steps, other.training = self.steps, self.training
+        other._marker.restored(self.steps)
+        return other
+
+    def __getstate__(self) -> Any:
+        raise CheckpointError(
+            "Embeddings are not pickled, for that would leave their rows behind: write snapshot(folder), and "
+            "restore(folder) into embeddings made anew; save the weights around them with state_dict()."
+        )
 
     def _check(self, plan: Plan) -> None:
         """Refuses a plan for other tables, one that ranks cannot share, and ranks with plans of their own."""

@@ -37,6 +37,7 @@ class HostTier(Tier):
 
     def __init__(self, tables: Sequence[Table], seed: int = 0, folder: Path | None = None) -> None:
         super().__init__(tables)
+        self._seed = seed
         self._stores = {table.name: RowStore(table, seed, table_folder(folder, table)) for table in tables}
         self._exchange = Exchange(list(self._stores.values()))
         self._optimizers = list({table.optimizer: None for table in tables})  # many tables have the same
@@ -44,6 +45,13 @@ class HostTier(Tier):
 
     def stores(self) -> dict[str, RowStore]:
         return self._stores
+
+    def copy(self) -> HostTier:
+        """Another tier with copies of all rows, in memory."""
+        other = HostTier(list(self.tables.values()), self._seed)
+        for name, store in self._stores.items():
+            store.copy_to(other._stores[name])
+        return other
 
     def fetch(self, parts: Sequence[Part], rows: Floats, step: int) -> Any:
         return fetch(*self._arguments(parts), rows, [p.start for p in parts], step)

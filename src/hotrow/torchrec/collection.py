@@ -41,6 +41,13 @@ from hotrow.torchrec.kjt import kjt_groups
 _CHUNK = 1 << 17  # rows written to a table, or looked through, at a time
 
 
+class _Rows(Embeddings):
+    """The rows of a collection, whose state dict has them: it needs no mark of them."""
+
+    get_extra_state = nn.Module.get_extra_state
+    set_extra_state = nn.Module.set_extra_state
+
+
 class _Collection(nn.Module):
     """What both collections are: TorchRec's configs, and `rows`, the `Embeddings` that hold the tables."""
 
@@ -67,7 +74,7 @@ class _Collection(nn.Module):
                 "Tables cannot be on device meta: rows are in host memory and take none before they are "
                 "used. Give the device that outputs shall go to, or none."
             )
-        self.rows = Embeddings(
+        self.rows = _Rows(
             [configs.table(config, optimizer) for config in self._configs],
             [configs.feature(config, name) for config, names in by_table for name in names],
             seed=seed,
