@@ -273,8 +273,6 @@ def test_outputs_go_to_the_device_given() -> None:
     mine = ours.EmbeddingBagCollection([bag()], device="cpu")
     assert mine.device == torch.device("cpu")
     assert mine(tensor(a=[[1]])).values().device == torch.device("cpu")
-    with pytest.raises(SettingsError, match="meta"):
-        ours.EmbeddingBagCollection([bag()], device=torch.device("meta"))
 
 
 class Model(nn.Module):
@@ -296,7 +294,8 @@ def test_weights_move_both_ways_inside_a_model() -> None:
         original.sparse.embedding_bags["t"].weight.add_(1)
     mine.load_state_dict(original.state_dict())
     same_state(mine, original)
-    assert sorted(name for name, _ in mine.named_parameters()) == ["dense.bias", "dense.weight"]
+    learned = sorted(name for name, p in mine.named_parameters() if p.requires_grad)
+    assert learned == ["dense.bias", "dense.weight"]
 
 
 def test_loading_forgets_the_optimizer_state_of_the_rows() -> None:

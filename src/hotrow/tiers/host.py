@@ -38,6 +38,7 @@ class HostTier(Tier):
     def __init__(self, tables: Sequence[Table], seed: int = 0, folder: Path | None = None) -> None:
         super().__init__(tables)
         self._seed = seed
+        self.lr: dict[str, float] = {}  # instead of tables' own, where someone set another
         self._stores = {table.name: RowStore(table, seed, table_folder(folder, table)) for table in tables}
         self._exchange = Exchange(list(self._stores.values()))
         self._optimizers = list({table.optimizer: None for table in tables})  # many tables have the same
@@ -51,6 +52,7 @@ class HostTier(Tier):
         other = HostTier(list(self.tables.values()), self._seed)
         for name, store in self._stores.items():
             store.copy_to(other._stores[name])
+        other.lr = dict(self.lr)
         return other
 
     def fetch(self, parts: Sequence[Part], rows: Floats, step: int) -> Any:
@@ -68,6 +70,9 @@ class HostTier(Tier):
     def update(self, parts: Sequence[Part], grads: Gradients, step: int, ticket: Any = None) -> None:
         rate_of = [optimizer.lr_at(step) for optimizer in self._optimizers]
         rates = [rate_of[self._optimizer_of[p.table]] for p in parts]
+        for i, part in enumerate(parts if self.lr else ()):
+            if part.table in self.lr:
+                rates[i] = self.lr[part.table] * self.tables[part.table].optimizer.schedule.factor(step)
         places = grads.places
         if places is None:
             update(*self._arguments(parts), grads.flat, [p.start for p in parts], rates, ticket)

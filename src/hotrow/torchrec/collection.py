@@ -32,11 +32,14 @@ from hotrow.data.batch import Batch
 from hotrow.embedded import Embedded
 from hotrow.embeddings import Embeddings
 from hotrow.errors import BatchError, CheckpointError, SettingsError
+from hotrow.opaque import opaque
 from hotrow.store.optimizers import Optimizer
 from hotrow.store.store import RowStore
 from hotrow.table import Table
 from hotrow.torchrec import configs
 from hotrow.torchrec.kjt import kjt_groups
+from hotrow.torchrec.optimizer import TableOptimizer, TableParameter
+from hotrow.torchrec.weight import Weight, Write
 
 _CHUNK = 1 << 17  # rows written to a table, or looked through, at a time
 
@@ -68,20 +71,34 @@ class _Collection(nn.Module):
         self._names_by_table: list[list[str]] = get_embedding_names_by_table(self._configs)
         by_table = list(zip(self._configs, self._names_by_table, strict=True))
         self._wanted = [pair for c, names in by_table for pair in zip(names, c.feature_names, strict=True)]
-        self._device = None if device is None else torch.device(device)
-        if self._device is not None and self._device.type == "meta":
-            raise SettingsError(
-                "Tables cannot be on device meta: rows are in host memory and take none before they are "
-                "used. Give the device that outputs shall go to, or none."
-            )
+        self._check_world()
+        # On device meta weights take no memory; rows take none before they are used.
+        self._device = None if device is None or torch.device(device).type == "meta" else torch.device(device)
         self.rows = _Rows(
             [configs.table(config, optimizer) for config in self._configs],
             [configs.feature(config, name) for config, names in by_table for name in names],
             seed=seed,
         )
+        for config in self._configs:
+            empty = torch.empty(0, config.embedding_dim, device="cpu")
+            self._parameters[self._weight_name("", config)] = TableParameter(empty, requires_grad=False)
+        stand_ins = {name: p for name, p in self._parameters.items() if isinstance(p, TableParameter)}
+        self._optimizer = TableOptimizer(self.rows, stand_ins)
+
+    def _check_world(self) -> None:
+        """Refuses ranks, each of which would train tables of its own."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            ranks = torch.distributed.get_world_size()
+            if ranks > 1:
+                raise SettingsError(
+                    f"{type(self).__name__} is for one process: each of the {ranks} ranks here, under "
+                    f"DistributedModelParallel too, would train tables of its own. For several ranks use "
+                    f"hotrow.Embeddings with world=World.here(), or a run file under torchrun."
+                )
 
     def _embed(self, features: KeyedJaggedTensor, weights: Tensor | None) -> Embedded:
         """The features in the order of the configs, on the device they are wanted on."""
+        self._check_world()
         embedded: Embedded = self.rows(Batch(kjt_groups(features, self._wanted, weights)))
         device = features.device() if self._device is None else self._device
         return embedded if device.type == "cpu" else embedded.to(device)
@@ -91,9 +108,13 @@ class _Collection(nn.Module):
         """Where outputs go, if that was given; rows are in host memory."""
         return torch.device("cpu") if self._device is None else self._device
 
-    def step(self) -> None:
+    def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
         """Applies the gradients of every forward since the last step, as one step of the optimizer."""
-        self.rows.step()
+        self._optimizer.step(None, scaler)
+
+    def optimizer(self) -> TableOptimizer:
+        """The tables' optimizer, for `CombinedOptimizer` and schedulers: its `step` is this collection's."""
+        return self._optimizer
 
     def _weight_name(self, prefix: str, config: Any) -> str:
         return f"{prefix}{self._section}.{config.name}.weight"
@@ -105,7 +126,6 @@ class _Collection(nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """Each table as TorchRec has it: the rows of keys 0 to num_embeddings - 1, seen or not."""
-        super()._save_to_state_dict(destination, prefix, keep_vars)
         for config in self._configs:
             outside = _rows_outside(self._store(config.name), config.num_embeddings)
             if outside:
@@ -115,7 +135,16 @@ class _Collection(nn.Module):
                     f"save it with rows.snapshot(folder)."
                 )
             weight = self.rows.read(config.name, torch.arange(config.num_embeddings))
-            destination[self._weight_name(prefix, config)] = weight.to(_dtype(self.rows.tables[config.name]))
+            weight = weight.to(_dtype(self.rows.tables[config.name]))
+            destination[self._weight_name(prefix, config)] = Weight.of(weight, self._writer(config.name))
+
+    def _writer(self, table: str) -> Write:
+        """Writes rows of a table, as rows that were never updated."""
+
+        def write(rows: Tensor, first: int) -> None:
+            _write(self._store(table), rows, self.rows.steps, first)
+
+        return write
 
     def _load_from_state_dict(
         self,
@@ -173,6 +202,7 @@ class EmbeddingBagCollection(_Collection, EmbeddingBagCollectionInterface):  # t
                     f"own refuses it too); use SUM, with the weights divided as you mean it."
                 )
 
+    @opaque
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """The pooled features of every sample side by side, in the order of the configs."""
         _is_kjt(features)
@@ -220,6 +250,7 @@ class EmbeddingCollection(_Collection, EmbeddingCollectionInterface):  # type: i
                     f"{one.embedding_dim}; all tables of an EmbeddingCollection have the same."
                 )
 
+    @opaque
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """For each feature the rows of its keys, with the feature's lengths."""
         _is_kjt(features)
@@ -260,11 +291,12 @@ def _dtype(table: Table) -> torch.dtype:
     return torch.bfloat16 if table.dtype == "bfloat16" else torch.float32
 
 
-def _write(store: RowStore, weight: Tensor, step: int) -> None:
-    """Gives keys 0, 1, ... the rows of `weight`, over those there are, as rows that were never updated."""
+def _write(store: RowStore, weight: Tensor, step: int, first: int = 0) -> None:
+    """Gives keys from `first` on the rows of `weight`, over those there are, as rows that were never updated."""
     for start in range(0, len(weight), _CHUNK):
         rows = weight[start : start + _CHUNK].to("cpu", torch.float32)
-        store.write(np.arange(start, start + len(rows), dtype=np.int64), rows.numpy(), step)
+        keys = np.arange(first + start, first + start + len(rows), dtype=np.int64)
+        store.write(keys, rows.numpy(), step)
 
 
 def _rows_outside(store: RowStore, count: int) -> int:
