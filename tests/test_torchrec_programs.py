@@ -17,7 +17,7 @@ with warnings.catch_warnings():  # importing TorchRec without an accelerator war
     warnings.simplefilter("ignore")
     theirs = pytest.importorskip("torchrec", reason="torchrec is not installed", exc_type=ImportError)
     from torchrec.distributed.model_parallel import DistributedModelParallel
-    from torchrec.distributed.train_pipeline import tracing
+    from torchrec.distributed.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist, tracing
     from torchrec.fx import Tracer
     from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
     from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
@@ -240,7 +240,7 @@ def test_a_model_is_compiled_around_its_collection() -> None:
     assert not torch.equal(row(model.ebc, 1), before)
 
 
-def test_several_ranks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     before = Model()
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_world_size", lambda group=None: 2)
@@ -249,17 +249,41 @@ def test_several_ranks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             use()
 
 
-def test_one_rank_under_distributed_model_parallel_trains(tmp_path: Path) -> None:
+class WithLoss(nn.Module):
+    """As TorchRec's pipelines want a model: a loss, and what else it gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model()
+
+    def forward(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
+        out = self.model(features)
+        return out.sum(), out.detach()
+
+
+@pytest.mark.parametrize("pipeline", [TrainPipelineBase, TrainPipelineSparseDist])
+def test_one_rank_trains_in_torchrecs_pipelines_as_by_hand(tmp_path: Path, pipeline: Any) -> None:
+    torch.manual_seed(0)
+    plain = WithLoss()
+    expected = copy.deepcopy(plain)
+    sgd = torch.optim.SGD(expected.model.over.parameters(), lr=0.1)
+    for _ in range(3):
+        sgd.zero_grad()
+        expected(KJT)[0].backward()
+        sgd.step()
+        expected.model.ebc.step()
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model = DistributedModelParallel(Model(), device=torch.device("cpu"))
-        inner = model.module
-        before = row(inner.ebc, 1)
-        for _ in range(2):
-            model(KJT).sum().backward()
-            inner.ebc.step()
-        assert not torch.equal(row(inner.ebc, 1), before)
+            parallel = DistributedModelParallel(plain, device=torch.device("cpu"))
+            learned = {name: p for name, p in parallel.named_parameters() if p.requires_grad}
+            rest = KeyedOptimizerWrapper(learned, lambda params: torch.optim.SGD(params, lr=0.1))
+            both = CombinedOptimizer([("tables", plain.model.ebc.optimizer()), ("dense", rest)])
+            running, batches = pipeline(parallel, both, torch.device("cpu")), iter([KJT] * 3)
+            for _ in range(3):
+                running.progress(batches)
     finally:
         dist.destroy_process_group()
+    for name, weight in expected.state_dict().items():
+        torch.testing.assert_close(plain.state_dict()[name], weight)

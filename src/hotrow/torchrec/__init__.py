@@ -8,9 +8,9 @@
 
 Same configs in, same outputs, same names in the state dict; what a config asks for and Hotrow does not do is
 refused by name. Three things differ, because tables grow. Keys may be any int64, so `num_embeddings` costs no
-memory and bounds nothing: it sets the scale of new rows and the shape of the state dict. There are no
-parameters, so the optimizer is given here and applied by `step`. In evaluation mode rows are read without
-gradients.
+memory and bounds nothing: it sets the scale of new rows and the shape of the state dict. Rows are no
+parameters, so the optimizer is given here and applied by `step`; `optimizer()` is TorchRec's view of it. In
+evaluation mode rows are read without gradients. docs/torchrec.md lists what is refused.
 """
 
 try:
