@@ -22,11 +22,13 @@ namespace hotrow {
 template <class Body>
 void with_dim(size_t dim, Body body) {
     switch (dim) {
-        case 8: return body(std::integral_constant<size_t, 8>{});
         case 16: return body(std::integral_constant<size_t, 16>{});
+#ifndef HOTROW_SANITIZED  // one constant shows what sanitizers can find, in half the time to build
+        case 8: return body(std::integral_constant<size_t, 8>{});
         case 32: return body(std::integral_constant<size_t, 32>{});
         case 64: return body(std::integral_constant<size_t, 64>{});
         case 128: return body(std::integral_constant<size_t, 128>{});
+#endif
         default: return body(dim);
     }
 }

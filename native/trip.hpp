@@ -332,9 +332,11 @@ private:
             if (slot != kNoSlot && !flush_) p.place(i) = kNoSlot;
             return;
         }
-        Copies::Given row{p.values + p.rows[i] * copies.store.shape().value_bytes(),
-                          p.state + p.rows[i] * copies.store.shape().state_dim, p.clocks[p.rows[i]]};
-        if (code == kFresh) {
+        Copies::Given row{};
+        if (code == kRow) {
+            row = {p.values + p.rows[i] * copies.store.shape().value_bytes(),
+                   p.state + p.rows[i] * copies.store.shape().state_dim, p.clocks[p.rows[i]]};
+        } else {
             row = {start_values(copies, p.keys[i], start), start_state.data(), 0};
             start_state.assign(start_state.size(), copies.store.settings().optimizer.initial_state());
             ++cache_->counts.fresh_rows;
