@@ -169,13 +169,6 @@ void for_changes(const Piece& piece, Body body) {
     });
 }
 
-inline void use(Part& part, uint32_t slot, uint32_t now) {
-    part.touch(slot);
-    Header& h = part.header(slot);
-    h.last = now;
-    if (h.uses < kMostUses) h.uses = h.uses + 1;
-}
-
 // Gives those of a request's keys that are admitted a row, and the others what theirs would start from.
 inline void admit_and_insert(Request& request, uint32_t now) {
     Store& store = *request.store;
@@ -203,7 +196,7 @@ inline void admit_and_insert(Request& request, uint32_t now) {
                 slot = store.insert(part, r.keys[k], hash, r.row(k, dim), now);
             } else {  // from another thread
                 store.read_values(part, slot, r.row(k, dim), dim);
-                use(part, slot, now);
+                part.use(slot, now);
             }
             request.slots[admitted[k]] = slot;
         });
@@ -286,7 +279,7 @@ inline void fetch(std::vector<Request>& requests, uint32_t now) {
             if (slot != kNoSlot && store.expired(part.header(slot), now)) slot = kNoSlot;
             if (slot != kNoSlot) {
                 store.read_values(part, slot, to, dim);
-                use(part, slot, now);
+                part.use(slot, now);
             } else if (at_once) {
                 slot = store.insert(part, r.keys[i], hash, to, now);
             }
@@ -390,7 +383,7 @@ inline void import_rows(Request request, const Imported& in) {
             part.touch(slot);
             if (trail) trail->arm(Store::part_of(hash));
             write(i, part, slot);
-            if (trail) trail->commit(Store::part_of(hash));
+                if (trail) trail->commit(Store::part_of(hash));
         });
     });
 }

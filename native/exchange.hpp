@@ -134,7 +134,7 @@ private:
                                state, h.key, h.clock, scratch.data());
                     entries.push_back({h.key, head_.client, h.clock, a.head.table});
                 }
-                if (i < a.head.wanted) use(part, slot, head_.step);
+                if (i < a.head.wanted) part.use(slot, head_.step);
                 a.codes[i] = !moved ? kKept : i < a.head.wanted ? kRow : kAbsent;
             });
             if (!entries.empty()) ledger.append(entries);  // while the parts are locked: no answer sees one without the other
@@ -152,7 +152,7 @@ private:
             const auto* clocks = a.section<uint32_t>(a.at.checked_clocks);
             for_keys(piece, false, [&](size_t i, Part& part, uint64_t, uint32_t slot) {
                 if (slot == kNoSlot || a.store->expired(part.header(slot), head_.step)) return;
-                use(part, slot, head_.step);
+                part.use(slot, head_.step);
                 const uint32_t clock = part.header(slot).clock;
                 if (!a.told.empty()) a.told[i] = clock;
                 const bool good = head_.bound == kUnbounded || clock <= uint64_t{clocks[i]} + head_.bound;

@@ -11,7 +11,7 @@ namespace hotrow {
 constexpr uint64_t kGolden = 0x9E3779B97F4A7C15ull;
 
 // The finalizer of splitmix64: a bijection on 64 bits in which every input bit moves every output bit.
-inline uint64_t mix(uint64_t x) {
+constexpr uint64_t mix(uint64_t x) {
     x ^= x >> 30;
     x *= 0xBF58476D1CE4E5B9ull;
     x ^= x >> 27;

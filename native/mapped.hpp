@@ -1,7 +1,8 @@
 // A file in memory, shared with the page cache: what is written to it is there for whoever opens it next, also when the
 // writer is killed at any instruction. It is not there after the machine stops, for nothing is flushed.
 //
-// Space is taken before it is used, so a full disk is an error here and never a signal later. On tmpfs the memory is
+// Space is taken before it is used, so a full disk is an error here and never a signal later; a file that is opened is given what
+// it lacks, for its process may have been killed when it had grown and had no space yet. On tmpfs the memory is
 // collapsed into huge pages whatever the mount says, as random rows are bound by the TLB otherwise; on a disk's file system the
 // kernel refuses that, and random rows cost more.
 #pragma once
@@ -12,6 +13,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
@@ -23,6 +25,10 @@
 #include "memory.hpp"
 
 namespace hotrow {
+
+// For the compiler alone: what stands before it is stored before what stands behind. A killed process leaves what its
+// instructions had stored, in their order.
+inline void in_order() { std::atomic_signal_fence(std::memory_order_seq_cst); }
 
 // What a user can mend: a folder that is full, unreadable or not what it should be. Its message is a sentence.
 struct FolderError : std::runtime_error {
@@ -42,6 +48,7 @@ public:
         room_ = ((room == 0 ? size_ : room) + kHugePage - 1) / kHugePage * kHugePage;
         room_ = std::max(room_, kHugePage);
         if (size_ > room_) refuse("is longer than it can be: it is not what was written there.");
+        fill_holes();
         map();
     }
     MappedFile(MappedFile&& other) noexcept { *this = std::move(other); }
@@ -94,25 +101,34 @@ private:
 
     // Sees that bytes at the end of the file, zeros so far, have space of their own.
     void take(size_t from, size_t bytes) {
-        int error = 0;
-        do error = allocate(from, bytes);
-        while (error == EINTR);
+        int error = allocate(from, bytes);
         if (error == 0) return;
         if (ftruncate(file_, static_cast<off_t>(size_)) != 0) error = errno;
         refuse("has no space for " + std::to_string((bytes + 1023) >> 10) + " KiB more: " + std::strerror(error) +
                ". Make room on its file system, or give another folder.");
     }
 
+    void fill_holes() {
+        const int error = size_ == 0 ? 0 : allocate(0, size_);
+        if (error == 0) return;
+        refuse("lacks space for some of its " + std::to_string((size_ + 1023) >> 10) + " KiB: " + std::strerror(error) +
+               ". Make room on its file system and try again.");
+    }
+
+    // Keeps what is there.
     int allocate(size_t from, size_t bytes) const {
 #ifdef __APPLE__
-        static constexpr char kZeros[4096] = {};
-        for (size_t at = from; at < from + bytes; at += sizeof kZeros) {
-            const size_t n = std::min(sizeof kZeros, from + bytes - at);
-            if (pwrite(file_, kZeros, n, static_cast<off_t>(at)) != static_cast<ssize_t>(n)) return errno == 0 ? ENOSPC : errno;
+        for (size_t at = from; at < from + bytes; at += 4096) {
+            char byte = 0;
+            if (pread(file_, &byte, 1, static_cast<off_t>(at)) < 0) return errno;
+            if (pwrite(file_, &byte, 1, static_cast<off_t>(at)) != 1) return errno == 0 ? ENOSPC : errno;
         }
         return 0;
 #else
-        return posix_fallocate(file_, static_cast<off_t>(from), static_cast<off_t>(bytes));
+        int error = 0;
+        do error = posix_fallocate(file_, static_cast<off_t>(from), static_cast<off_t>(bytes));
+        while (error == EINTR);
+        return error;
 #endif
     }
 

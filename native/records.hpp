@@ -3,7 +3,7 @@
 // costs anything; past the first two megabytes it is in huge pages, for random rows are bound by the TLB otherwise.
 //
 // With a folder a segment is a file: a byte for each of its chunks that says which part the chunk belongs to, then the
-// records. Whoever opens the folder next finds the same records in the same slots.
+// records. Whoever opens the folder next finds the same records in the same slots; how many chunks are in use stands in the head.
 #pragma once
 
 #include <sys/mman.h>
@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -40,12 +41,14 @@ public:
 
     void open(size_t stride) { stride_ = stride; }
 
-    // In files whose names begin so, of which `segments` are there already; it is kept up to date.
-    void open(size_t stride, const std::string& prefix, uint64_t& segments) {
+    // In files whose names begin so. `chunks` are in use already; keep_chunks(chunks) keeps how many there are now.
+    void open(size_t stride, const std::string& prefix, uint64_t chunks, std::function<void(uint64_t)> keep_chunks) {
         stride_ = stride;
         files_prefix_ = prefix;
-        segment_count_ = &segments;
-        for (uint64_t k = 0; k < segments; ++k) add_file(false);
+        keep_chunks_ = std::move(keep_chunks);
+        if (chunks > (uint64_t{1} << 32) / kChunk) throw FolderError(prefix + "* cannot hold as many rows as are said to be there.");
+        for (uint64_t k = 0; k < (chunks + kOwners - 1) / kOwners; ++k) add_file(false);
+        size_ = static_cast<uint32_t>(chunks * kChunk);
     }
 
     size_t stride() const { return stride_; }
@@ -63,13 +66,12 @@ public:
             std::byte*& segment = (*segments_)[first >> kSegmentBits];
             if (segment == nullptr) segment = map(first == 0 ? kHugePage : 0);
         } else {
-            if (files_.size() <= first >> kSegmentBits) {
-                add_file(true);
-                *segment_count_ = files_.size();
-            }
+            if (files_.size() <= first >> kSegmentBits) add_file(true);
             MappedFile& file = files_.back();
             file.grow(kOwners + ((first & (kSegmentSlots - 1)) + kChunk) * stride_);
             owner(first) = static_cast<uint8_t>(part + 1);
+            in_order();
+            keep_chunks_(first / kChunk + 1);
         }
         size_.store(first + kChunk, std::memory_order_release);
         return first;
@@ -78,21 +80,19 @@ public:
     // The first slots of each part's chunks as the files have them.
     std::vector<std::vector<uint32_t>> find_chunks(size_t parts) {
         std::vector<std::vector<uint32_t>> found(parts);
-        uint64_t first = 0;
-        for (; first >> kSegmentBits < files_.size(); first += kChunk) {
-            const auto slot = static_cast<uint32_t>(first);
-            const uint8_t whose = owner(slot);
-            if (whose == 0) break;
+        for (uint32_t slot = 0; slot < size(); slot += kChunk) {
             const MappedFile& file = files_[slot >> kSegmentBits];
-            if (whose > parts || file.size() < kOwners + ((slot & (kSegmentSlots - 1)) + kChunk) * stride_) refuse(file);
+            const uint8_t whose = owner(slot);
+            if (whose == 0 || whose > parts || file.size() < kOwners + ((slot & (kSegmentSlots - 1)) + kChunk) * stride_) refuse(file);
             found[whose - 1].push_back(slot);
         }
-        if (files_.size() > (first >> kSegmentBits) + 1) refuse(files_[first >> kSegmentBits]);
-        size_.store(static_cast<uint32_t>(first), std::memory_order_release);
         return found;
     }
 
-    [[noreturn]] void refuse(uint32_t slot) const { refuse(files_[slot >> kSegmentBits]); }
+    [[noreturn]] void refuse(uint32_t slot) const {
+        if (files_.empty()) refuse(files_prefix_ + "*");
+        refuse(files_[slot >> kSegmentBits]);
+    }
 
     // The name of a segment's file.
     static std::string file_name(const std::string& prefix, uint64_t segment) {
@@ -112,13 +112,18 @@ private:
         return *reinterpret_cast<uint8_t*>(const_cast<std::byte*>(file) + (slot & (kSegmentSlots - 1)) / kChunk);
     }
 
-    [[noreturn]] static void refuse(const MappedFile& file) {
-        throw FolderError(file.path() + " is truncated or altered: it does not hold the rows it says it does. "
+    [[noreturn]] static void refuse(const MappedFile& file) { refuse(file.path()); }
+    [[noreturn]] static void refuse(const std::string& path) {
+        throw FolderError(path + " is truncated or altered: it does not hold the rows it says it does. "
                                         "Restore the table from a snapshot, in another folder.");
     }
 
     void add_file(bool create) {
-        MappedFile file(file_name(files_prefix_, files_.size()), kOwners + kSegmentSlots * stride_, create);
+        const std::string name = file_name(files_prefix_, files_.size());
+        if (!create && access(name.c_str(), F_OK) != 0)
+            throw FolderError(name + " is not there, but its folder's head says that it holds rows. Put it back, or restore the "
+                                     "table from a snapshot, in another folder.");
+        MappedFile file(name, kOwners + kSegmentSlots * stride_, create);
         if (create)
             file.grow(kOwners);
         else if (file.size() < kOwners)
@@ -142,7 +147,7 @@ private:
     std::atomic<uint32_t> size_{0};
     std::unique_ptr<std::array<std::byte*, 4096>> segments_ = std::make_unique<std::array<std::byte*, 4096>>();
     std::string files_prefix_;  // empty: in plain memory
-    uint64_t* segment_count_ = nullptr;
+    std::function<void(uint64_t)> keep_chunks_;
     std::vector<MappedFile> files_;
 };
 

@@ -120,18 +120,23 @@ public:
     static_assert(kParts == Shelf::kParts);
 
     explicit Store(const StoreSettings& settings, const Folder& folder = {})
-        : settings_(settings),
+        : settings_(folder.path.empty() ? settings : with_sums(settings)),
           durable_(folder.path.empty() ? nullptr
-                                       : new Durable(folder.path, folder.fresh, folder.settings, settings.shape.stride(),
+                                       : new Durable(folder.path, folder.fresh, folder.settings, settings_.shape.stride(),
                                                      settings.sketch_bytes / 2 * 2)),
           parts_(new Part[kParts]),
           sketch_(durable_ == nullptr ? nullptr : new Sketch(durable_->sketch())) {
         if (sketch_ == nullptr) sketch_ = std::make_unique<Sketch>(settings.sketch_bytes);
-        for (size_t p = 0; p < kParts; ++p) parts_[p].open(settings_.shape, records_, shelf_, p);
+        for (size_t p = 0; p < kParts; ++p) parts_[p].open(settings_.shape, records_, shelf_, p, durable_.get());
         if (durable_ == nullptr)
             records_.open(settings_.shape.stride());
         else
             recover();
+    }
+
+    Store(const Store&) = delete;
+    ~Store() {
+        if (durable_ != nullptr && durable_->is_mine()) parallel_for(kParts, [&](size_t p) { parts_[p].sum_up(); });
     }
 
     const StoreSettings& settings() const { return settings_; }
@@ -315,12 +320,19 @@ public:
 private:
     // What an earlier process left in the folder, made whole.
     void recover() {
-        records_.open(shape().stride(), durable_->records_prefix(), durable_->segments());
+        records_.open(shape().stride(), durable_->records_prefix(), durable_->chunks(),
+                      [this](uint64_t chunks) { durable_->set_chunks(chunks); });
         auto chunks = records_.find_chunks(kParts);
         undone_ = durable_->undo(records_.size(), [&](uint32_t slot) { return records_.at(slot); });
         parallel_for(kParts, [&](size_t p) {
             parts_[p].recover(std::move(chunks[p]), [p](uint64_t hash) { return part_of(hash) == p; });
         });
+        durable_->begin();
+    }
+
+    static StoreSettings with_sums(StoreSettings settings) {
+        settings.shape.head = kSum + 4;
+        return settings;
     }
 
     template <class Of>
@@ -335,7 +347,7 @@ private:
 
     void append(Columns& out, const std::byte* record) const {
         const auto* h = reinterpret_cast<const Header*>(record);
-        const std::byte* state = record + sizeof(Header);
+        const std::byte* state = record + shape().head;
         const std::byte* values = state + shape().state_bytes();
         out.keys.push_back(h->key);
         out.clocks.push_back(h->clock);

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hotrow.errors import StoreError
 from hotrow.service.once import WINDOW, Once, UnderWay
 
 A, B = b"a" * 16, b"b" * 16
@@ -27,6 +28,17 @@ def test_what_failed_may_come_again():
     once = Once()
     once.begin(A, 1).failed()
     assert not once.was_applied(A, 1) and once.begin(A, 1) is not None
+
+
+def test_of_a_client_that_was_forgotten_no_request_is_applied_again(monkeypatch):
+    monkeypatch.setattr("hotrow.service.once._MOST_CLIENTS", 2)
+    once = Once()
+    for client in (A, B, b"c" * 16):
+        once.begin(client, 1).done()
+    for ask in (once.begin, once.was_applied):
+        with pytest.raises(StoreError, match=r"were forgotten.*last checkpoint"):
+            ask(A, 1)
+    assert once.was_applied(B, 1) and once.begin(B, 2) is not None
 
 
 @given(st.integers(0, 2**32), st.integers(1, 200))

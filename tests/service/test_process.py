@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
 import urllib.error
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 from hotrow import Table
 from hotrow.cli import app
 from hotrow.cluster.status import _rows
-from hotrow.errors import SettingsError
+from hotrow.errors import HotrowError, SettingsError
 from hotrow.service.local import ShardProcess
 from hotrow.service.metrics import Metrics, metrics_text
 from hotrow.service.shard import Shard
@@ -115,6 +116,40 @@ def test_a_folder_of_another_shard_is_refused(tmp_path):
         Shard("tcp://127.0.0.1:*", folder=tmp_path / "a") as shard,
         pytest.raises(Exception, match="are those of shard 0 of 1, but this is shard 1 of 2"),
         served([other.address, shard.address], TABLES),
+    ):
+        pass
+
+
+def test_a_folder_that_lacks_a_part_is_refused_with_what_to_do(tmp_path):
+    folder, away = tmp_path / "rows", tmp_path / "away"
+
+    def opened():
+        with Shard("tcp://127.0.0.1:*", folder=folder) as shard, served([shard.address], TABLES) as tier:
+            return rows_of(tier)
+
+    with Shard("tcp://127.0.0.1:*", folder=folder) as shard, served([shard.address], TABLES) as tier:
+        tier.fetch(PART, np.empty_like(ONES), 0)
+        tier.update(PART, Gradients(ONES), 0)
+    before = opened()
+    for part in ("journal/journal", "shard.json", "table-t%2F1/head", "table-t%2F1"):
+        (folder / part).rename(away)
+        with pytest.raises(HotrowError, match=r"lacks .*(Put it back|restore a checkpoint)"):
+            opened()
+        if away.is_dir():
+            shutil.rmtree(folder / part, ignore_errors=True)
+        away.rename(folder / part)
+    assert (opened() == before).all()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"shard": "0", "shards": 1, "tables": []}', '{"shard": 0}', "\udcff"])
+def test_a_damaged_shard_json_is_a_sentence(tmp_path, text):
+    with Shard("tcp://127.0.0.1:*", folder=tmp_path) as shard, served([shard.address], TABLES):
+        pass
+    (tmp_path / "shard.json").write_text(text, errors="surrogateescape")
+    with (
+        Shard("tcp://127.0.0.1:*", folder=tmp_path) as shard,
+        pytest.raises(HotrowError, match=r"shard.json is damaged.*restore a checkpoint"),
+        served([shard.address], TABLES),
     ):
         pass
 

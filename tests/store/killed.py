@@ -95,6 +95,15 @@ def one_push(dim: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     return keys, np.random.default_rng(1).standard_normal((len(keys), dim)).astype(np.float32)
 
 
+def change_once(folder: str, n: int) -> None:
+    """Rows come and go in a table that is there already, to be killed by HOTROW_DIE_AFTER."""
+    os.environ["HOTROW_DIE_AFTER"] = str(n)
+    store = RowStore(COUNTED, folder=Path(folder))
+    store.fetch(np.arange(4, 8), step=1)
+    store.erase(np.arange(2))
+    say("done")
+
+
 def answer_once(folder: str, table: dict[str, Any], n: int) -> None:
     """One request of a cache, that stands in a file, to be killed by HOTROW_DIE_AFTER."""
     os.environ["HOTROW_DIE_AFTER"] = str(n)

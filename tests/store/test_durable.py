@@ -1,6 +1,11 @@
 """What a folder of rows promises whoever opens it again, and what it refuses."""
 
 import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +15,7 @@ from test_store import KEYS, array, held, ones
 
 from hotrow import Embeddings, Feature, Table
 from hotrow.errors import StoreError
+from hotrow.store.journal import Journal
 from hotrow.store.optimizers import SGD, Adam
 from hotrow.store.snapshot import Snapshot, read_manifest
 from hotrow.store.store import Cut, RowStore
@@ -202,6 +208,176 @@ def test_a_damaged_file_is_refused_by_its_name(tmp_path, damage, file, to):
     damage(tmp_path / file, to)
     with pytest.raises(StoreError, match=file):
         RowStore(TABLE, folder=tmp_path)
+
+
+def test_rows_without_their_head_are_refused_and_not_emptied(tmp_path):
+    store = RowStore(TABLE, folder=tmp_path)
+    store.fetch(np.arange(1000), step=0)
+    before = held(store)
+    store.close()
+    (tmp_path / "head").rename(tmp_path / "elsewhere")
+    with pytest.raises(StoreError, match=r"lacks its file head.*Put it back"):
+        RowStore(TABLE, folder=tmp_path)
+    (tmp_path / "elsewhere").rename(tmp_path / "head")
+    assert held(RowStore(TABLE, folder=tmp_path)) == before
+
+
+COUNTED = Table(name="c", dim=4, optimizer=Adam(), admission=ByCount(count=2, bytes=4096))
+RECORD = 20 + 4 + 2 * 4 * 4 + 4 * 4  # bytes of head, sum, state and values
+
+
+def used(folder):
+    """A folder of a table with rows that were updated, of a push and outside any, and erased; and what it holds."""
+    store = RowStore(COUNTED, folder=folder / "rows")
+    for step in range(2):
+        store.fetch(np.arange(900), step)
+    store.fetch(np.arange(900, 1000), step=2)
+    store.update(np.arange(300), ones(300, 4), lr=0.1, push=Journal(folder).begin(b"a" * 16, 1).push)
+    store.update(np.arange(300), ones(300, 4), lr=0.1)
+    store.erase(np.arange(290, 300))
+    return store
+
+
+def contents(store):
+    rows = {
+        int(key): tuple(np.asarray(c[name]).reshape(len(c["keys"]), -1)[i].tobytes() for name in c)
+        for c in store.export()
+        for i, key in enumerate(c["keys"])
+    }
+    store.fetch(np.arange(1100), step=9)  # who gets a row goes by the counts for admission
+    return rows, store.steps, store.contains(np.arange(1100)).tobytes()
+
+
+def record_at(data, key, clock):
+    """Where the record of a key is in a file of rows of COUNTED."""
+    return next(at for at in range(16_384, len(data), RECORD) if data[at : at + 12] == struct.pack("<qI", key, clock))
+
+
+def alter(data, chance):
+    """One of the ways in which bytes at rest come to be others."""
+    at, n = chance.randrange(len(data)), chance.randrange(1, 300)
+    other = chance.randrange(len(data) - n)
+    match chance.randrange(7):
+        case 0:
+            del data[at:]
+        case 1:
+            del data[at : at + n]
+        case 2:
+            data[at : at + n] = data[other : other + n]
+        case 3:
+            data[at:at] = data[at : at + n]
+        case 4:
+            data[at : at + n] = bytes(len(data[at : at + n]))
+        case _:
+            data[at] ^= 1 << chance.randrange(8)
+    return data
+
+
+@pytest.mark.parametrize("tries", [300, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_a_folder_altered_at_rest_is_refused_or_holds_what_it_held(tmp_path, tries):
+    used(tmp_path / "a").close()
+    shutil.copytree(tmp_path / "a", tmp_path / "plain")
+    whole = contents(RowStore(COUNTED, folder=tmp_path / "plain" / "rows"))
+    refused = 0
+    for k in range(tries):
+        chance = random.Random(k)
+        shutil.rmtree(tmp_path / "b", ignore_errors=True)
+        shutil.copytree(tmp_path / "a" / "rows", tmp_path / "b")
+        path = tmp_path / "b" / ("head" if k % 3 == 0 else "rows-1-0000")
+        path.write_bytes(alter(bytearray(path.read_bytes()), chance))
+        try:
+            store = RowStore(COUNTED, folder=tmp_path / "b")
+        except StoreError:
+            refused += 1
+            continue
+        assert contents(store) == whole, k
+        store.close()
+    assert refused > tries / 2
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_after_a_kill_rows_unused_since_the_last_snapshot_and_the_head_are_known_to_be_whole(tmp_path, snapshot):
+    used(tmp_path).close()
+    store = RowStore(COUNTED, folder=tmp_path / "rows")
+    store.update(np.arange(100), ones(100, 4), lr=0.1)
+    if snapshot:
+        list(store.export())
+    shutil.copytree(tmp_path / "rows", tmp_path / "killed")  # what a kill at this moment would leave
+    rows, head = (tmp_path / "killed" / "rows-1-0000"), (tmp_path / "killed" / "head")
+    whole_rows, whole_head = rows.read_bytes(), head.read_bytes()
+
+    def is_refused(file, at):
+        rows.write_bytes(whole_rows)
+        head.write_bytes(whole_head)
+        data = bytearray(file.read_bytes())
+        data[at] ^= 4
+        file.write_bytes(data)
+        try:
+            RowStore(COUNTED, folder=tmp_path / "killed").close()
+        except StoreError as error:
+            return file.name in str(error)
+        return False
+
+    refused = [is_refused(rows, record_at(whole_rows, key, 3 if key < 100 else 2) + 40) for key in range(0, 290, 10)]
+    assert refused == [snapshot] * 10 + [True] * 19
+    words = whole_head.index(b'{"name": "c"') - (9 + 4 * 128) * 8  # where those with a sum begin
+    assert all(is_refused(head, at) for at in (8, *range(words, words + 9 * 8 + 4 * 8, 8)))
+
+
+def test_a_row_that_is_zeros_is_missed_also_after_a_kill(tmp_path):
+    store = used(tmp_path)
+    shutil.copytree(tmp_path / "rows", tmp_path / "killed")
+    path = tmp_path / "killed" / "rows-1-0000"
+    data = bytearray(path.read_bytes())
+    at = record_at(data, 7, 2)
+    data[at : at + RECORD] = bytes(RECORD)
+    path.write_bytes(data)
+    with pytest.raises(StoreError, match="rows-1-0000 is truncated or altered"):
+        RowStore(COUNTED, folder=tmp_path / "killed")
+    store.close()
+
+
+FULL_DISK = """
+import os, sys
+from pathlib import Path
+import numpy as np
+from hotrow import Table
+from hotrow.errors import StoreError
+from hotrow.store.store import RowStore
+folder, table = Path(sys.argv[1]), Table(name="t", dim=64)
+store = RowStore(table, folder=folder / "rows")
+store.fetch(np.arange(1000), step=0)
+store.close()
+path = folder / "rows" / "rows-1-0000"
+os.truncate(path, path.stat().st_size + (1 << 20))  # grown, and killed before it had space
+left = os.statvfs(folder)
+with (folder / "others").open("wb") as file:
+    file.write(bytes(left.f_bavail * left.f_frsize - (64 << 10)))  # what is left is less than the file lacks
+for whole in (False, True):
+    try:
+        store = RowStore(table, folder=folder / "rows")
+        store.fetch(np.arange(4000), step=1)
+        print(len(store))
+    except StoreError as error:
+        print(error)
+    (folder / "others").unlink(missing_ok=True)
+"""
+
+
+def test_a_file_that_grew_and_got_no_space_is_a_sentence_on_a_full_disk(tmp_path):
+    mounted = ["unshare", "--mount", "--map-root-user", "sh", "-ec"]
+    (tmp_path / "disk").mkdir()
+    mount = 'mount -t tmpfs -o size=3m none "$1" && shift && exec "$@"'
+    try:
+        subprocess.run([*mounted, mount, "sh", tmp_path / "disk", "true"], check=True, capture_output=True, timeout=60)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("nothing can be mounted here, so there is no disk to fill")
+    command = [*mounted, mount, "sh", tmp_path / "disk", sys.executable, "-c", FULL_DISK, tmp_path / "disk"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert "rows-1-0000 lacks space" in said[0] and "Make room" in said[0]
+    assert said[1] == "4000"
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):

@@ -1,5 +1,7 @@
 """A journal knows what was applied, also after it was opened again."""
 
+import random
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -97,12 +99,20 @@ def test_only_what_nobody_sent_again_is_given_up_and_its_client_is_told(tmp_path
     assert apply(journal, (2).to_bytes(16, "big"), 1)
 
 
-def test_a_client_more_than_there_is_room_for_takes_the_place_of_the_one_silent_longest(tmp_path):
+def test_of_the_client_that_made_place_for_another_no_push_is_applied_again(tmp_path):
     journal = Journal(tmp_path)
     clients = [n.to_bytes(16, "big") for n in range(1025)]
     assert all(apply(journal, client, 5) for client in clients)
-    assert not journal.was_applied(clients[0], 5)
-    assert all(journal.was_applied(client, 5) for client in clients[1:])
+    for _ in range(2):
+        for push in (5, 6):  # nobody knows which of them were applied
+            with pytest.raises(StoreError, match=r"were forgotten.*Start it anew from the last checkpoint"):
+                journal.begin(clients[0], push)
+            with pytest.raises(StoreError, match="were forgotten"):
+                journal.was_applied(clients[0], push)
+        assert all(journal.was_applied(client, 5) for client in clients[1:])
+        journal.close()
+        journal = Journal(tmp_path)
+    assert apply(journal, A, 1), "a client that is new"
 
 
 def test_numbers_of_a_new_journal_are_not_taken_for_those_of_the_old_one(tmp_path):
@@ -124,6 +134,33 @@ def test_a_push_goes_on_at_the_keys_it_had_not_reached(tmp_path):
         store.update(np.arange(n), np.ones((n, 1), np.float32), lr=1.0, push=push)
         assert store.steps == 1
     assert (store.read(np.arange(100)) == -1).all()
+
+
+def test_a_byte_altered_at_rest_is_refused_or_means_nothing(tmp_path):
+    """After a kill as after a close, for the sum is right at any time."""
+    journal = Journal(tmp_path / "a")
+    for n in range(3):
+        apply(journal, A, n + 1)
+    journal.begin(A, 4)
+    begun = journal.begin(B, 7)
+    whole = (tmp_path / "a" / "journal").read_bytes()
+    (tmp_path / "b").mkdir()
+    path, chance = tmp_path / "b" / "journal", random.Random(5)
+    used = [i for i, byte in enumerate(whole) if byte]
+    refused = 0
+    for k in range(400):
+        data = bytearray(whole)
+        data[chance.choice(used) if k % 2 else chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        path.write_bytes(data)
+        try:
+            again = Journal(tmp_path / "b")
+        except StoreError:
+            refused += 1
+            continue
+        assert [again.was_applied(A, n) for n in (1, 2, 3, 4)] == [True, True, True, False]
+        assert again.unfinished == 2 and again.begin(B, 7).push.number == begun.push.number
+        again.close()
+    assert refused > 200
 
 
 @pytest.mark.parametrize("damage", [lambda d: d[:100], lambda d: b"garbage!" + d[8:], lambda d: b""])

@@ -6,7 +6,6 @@ are read and written by the native store without the GIL; Python's part of a req
 
 from __future__ import annotations
 
-import json
 import secrets
 import threading
 from collections.abc import Sequence
@@ -17,13 +16,14 @@ from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import ValidationError
 
 from hotrow import _native
 from hotrow.errors import StoreError
 from hotrow.files import write_text
 from hotrow.service.once import Once
 from hotrow.service.protocol import LARGEST_FRAME, Array, Message, ProtocolError, Wire
-from hotrow.settings import parse
+from hotrow.settings import Settings, parse
 from hotrow.store.exchange import Exchange
 from hotrow.store.journal import Journal
 from hotrow.store.store import Floats, Keys, RowStore, fetch, read, update
@@ -47,6 +47,14 @@ class Asked(NamedTuple):
         return [store.table.dim for store in self.stores]
 
 
+class _Kept(Settings):
+    """What `shard.json` says of the rows beside it."""
+
+    shard: int
+    shards: int
+    tables: list[str]
+
+
 class Holding:
     """A shard's tables. `epoch` is another number whenever a shard process is started."""
 
@@ -56,7 +64,7 @@ class Holding:
         self.stores: list[RowStore] = []
         self.place: tuple[int, int] | None = None
         """Which shard of how many this is, once a client has said so."""
-        self.applied: Once | Journal = Once() if folder is None else Journal(folder / "journal")
+        self.applied: Once | Journal = Once() if folder is None else _journal(folder)
         self._opened: list[dict[str, Any]] = []
         self._seed = 0
         self._lock = threading.Lock()
@@ -79,34 +87,54 @@ class Holding:
             raise ProtocolError("A client says hello with tables or a place that cannot be.")
         with self._lock:
             if self.place is None:
-                self._keep_place((shard, shards))
+                kept = self._kept_tables((shard, shards))
+                for table in parsed:
+                    if table.name in kept and not (self._folder_of(table) / "head").exists():
+                        raise _lacks(self._folder_of(table), "head")
                 self.stores = [self._store(table, seed) for table in parsed]
+                self._keep((shard, shards), sorted(kept.union(table.name for table in parsed)))
                 self._opened, self._seed, self.place = said, seed, (shard, shards)
                 return
             self._check_same(said, seed, (shard, shards))
 
     def _store(self, table: Table, seed: int) -> RowStore:
-        return RowStore(
-            table, seed, None if self.folder is None else self.folder / f"table-{quote(table.name, safe='')}"
-        )
+        return RowStore(table, seed, None if self.folder is None else self._folder_of(table))
 
-    def _keep_place(self, place: tuple[int, int]) -> None:
-        """Keeps beside the rows which part of the key space they are, or sees that they are this one."""
+    def _folder_of(self, table: Table) -> Path:
+        assert self.folder is not None
+        return self.folder / f"table-{quote(table.name, safe='')}"
+
+    def _kept_tables(self, place: tuple[int, int]) -> set[str]:
+        """The tables whose rows are here, once it is seen that they are those of this part of the key space."""
+        if self.folder is None:
+            return set()
+        file = self.folder / "shard.json"
+        if not file.exists():
+            if any(self.folder.glob("table-*/head")):
+                raise _lacks(self.folder, file.name)
+            self._keep(place, [])  # before the first row, so that rows without it are known to lack it
+            return set()
+        try:
+            there = _Kept.model_validate_json(file.read_bytes(), strict=True)
+        except (OSError, ValidationError):
+            raise StoreError(
+                f"{file} is damaged: it does not say which shard's rows are in its folder. Put it back as it was, or "
+                f"restore a checkpoint on shards with empty folders."
+            ) from None
+        if (there.shard, there.shards) != place:
+            raise StoreError(
+                f"The rows in {self.folder} are those of shard {there.shard} of {there.shards}, but this is "
+                f"shard {place[0]} of {place[1]}. Give an empty folder and restore a checkpoint."
+            )
+        return set(there.tables)
+
+    def _keep(self, place: tuple[int, int], tables: list[str]) -> None:
+        """Keeps beside the rows which part of the key space they are, and of which tables."""
         if self.folder is None:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        file = self.folder / "shard.json"
-        if file.exists():
-            there = json.loads(file.read_text())
-            if (there["shard"], there["shards"]) != place:
-                raise StoreError(
-                    f"The rows in {self.folder} are those of shard {there['shard']} of {there['shards']}, but this is "
-                    f"shard {place[0]} of {place[1]}. Give an empty folder and restore a checkpoint."
-                )
-            return
-        beside = file.with_name(".shard.json.new")
-        write_text(beside, json.dumps({"shard": place[0], "shards": place[1]}))
-        beside.replace(file)
+        beside = self.folder / ".shard.json.new"
+        write_text(beside, _Kept(shard=place[0], shards=place[1], tables=tables).model_dump_json())
+        beside.replace(self.folder / "shard.json")
 
     def close(self) -> None:
         """Lets go of the folder."""
@@ -210,6 +238,21 @@ class Holding:
                 f"The rows asked for take {asked.values * 4:,} bytes; a message holds {LARGEST_FRAME:,}. Ask for fewer."
             )
         return np.empty(asked.values, np.float32)
+
+
+def _journal(folder: Path) -> Journal:
+    """The journal beside the rows; a new one only where there are none, for it would not know what they were given."""
+    lacks = not (folder / "journal" / "journal").exists()
+    if lacks and ((folder / "shard.json").exists() or any(folder.glob("table-*/head"))):
+        raise _lacks(folder, "journal/journal")
+    return Journal(folder / "journal")
+
+
+def _lacks(folder: Path, file: str) -> StoreError:
+    return StoreError(
+        f"{folder} holds a shard's rows, but lacks {file}. Put it back, or restore a checkpoint on shards with empty "
+        f"folders."
+    )
 
 
 def sum_in_order(pushes: Sequence[tuple[Asked, Floats]]) -> tuple[Asked, Floats]:

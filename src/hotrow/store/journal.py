@@ -6,7 +6,9 @@ same push again, also to a new process with the same folder: what was done is ac
 at the very row where it stopped. Nothing of a push is copied, so it costs about a microsecond.
 
 128 pushes may be unfinished at once. If that many were left behind, the oldest that nobody sent again is given up, and
-its client is refused when it does come back. Of 1024 clients the one that was silent longest makes place for a new one.
+its client is refused when it does come back. Of 1024 clients the pushes are known; the 1025th takes the place of the
+one that was silent longest, of which the name is kept: it is refused when it comes back, for nobody knows what of its
+pushes was applied. When 65,536 names are kept as well, a new client is refused. So no push is applied twice.
 """
 
 from __future__ import annotations
