@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from hotrow.data import DataSet, DataSetWriter, Reader
 from hotrow.data.flat import arrow_schema
 from hotrow.plan import Plan, Share
 from hotrow.profile import Profile
+from hotrow.service.holding import Holding
 from hotrow.store.optimizers import Adam
+from hotrow.store.store import RowStore
 from hotrow.table import ByCount
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from mutations import Target
@@ -132,11 +135,63 @@ def read_checkpoint(folder: Path) -> str:
     embeddings.restore(checkpoint.rows)
     for tier in embeddings.router.tiers.values():
         for name, store in tier.stores().items():
-            rows = []
-            for c in store.export():
-                columns = [c[k].reshape(len(c["keys"]), -1) for k in ("values", "state", "clocks", "uses", "last")]
-                rows += [(key, *(k[i].tobytes() for k in columns)) for i, key in enumerate(c["keys"].tolist())]
-            digest.update(repr((name, sorted(rows))).encode())
+            digest.update(repr((name, rows_in(store))).encode())
+    return digest.hexdigest()
+
+
+def rows_in(store: RowStore) -> list[tuple[Any, ...]]:
+    """All that is known of each row, in the order of keys."""
+    rows = []
+    for c in store.export():
+        columns = [c[k].reshape(len(c["keys"]), -1) for k in ("values", "state", "clocks", "uses", "last")]
+        rows += [(key, *(k[i].tobytes() for k in columns)) for i, key in enumerate(c["keys"].tolist())]
+    return sorted(rows)
+
+
+CLIENT = b"c" * 16
+
+
+def used_shard(folder: Path) -> Holding:
+    """A shard's rows, updated by pushes of which one was not finished."""
+    holding = opened_shard(folder)
+    for step in (1, 2):
+        for table, store in zip(TABLES, holding.stores, strict=True):
+            store.fetch(np.arange(40) * step, step)
+            ticket = holding.applied.begin(CLIENT, 2 * step + TABLES.index(table))
+            assert ticket is not None
+            store.update(np.arange(20), np.full((20, table.dim), 0.5, np.float32), lr=0.1, push=ticket.push)
+            if table is TABLES[0] or step == 1:
+                ticket.done()
+        holding.stores[0].erase(np.arange(4))
+    return holding
+
+
+def opened_shard(folder: Path) -> Holding:
+    holding = Holding(folder)
+    holding.open([table.model_dump(mode="json") for table in TABLES], seed=3, shard=1, shards=2)
+    return holding
+
+
+def make_shard(folder: Path) -> None:
+    used_shard(folder).close()
+
+
+def make_killed_shard(folder: Path) -> None:
+    """As a kill leaves it, after a snapshot."""
+    beside = folder.with_name(f"{folder.name}-used")
+    holding = used_shard(beside)
+    for store in holding.stores:
+        list(store.export())
+    shutil.copytree(beside, folder)
+    holding.close()
+
+
+def read_shard(folder: Path) -> str:
+    holding = opened_shard(folder)
+    digest = sha256(repr([holding.applied.was_applied(CLIENT, n) for n in range(8)]).encode())
+    for store in holding.stores:
+        digest.update(f"{store.steps} {rows_in(store)}".encode())
+    holding.close()
     return digest.hexdigest()
 
 
@@ -147,4 +202,6 @@ TARGETS = {
     "profile of version 1": Target(make_old_profile, read_profile, checked=False),
     "plan": Target(make_plan, read_plan),
     "checkpoint": Target(make_checkpoint, read_checkpoint),
+    "shard": Target(make_shard, read_shard),
+    "shard that was killed": Target(make_killed_shard, read_shard),
 }
