@@ -104,10 +104,14 @@ class Tables(Settings):
 
     def table(self, name: str) -> Table:
         """The settings of one table: its own section over what all share."""
-        own = (self.__pydantic_extra__ or {}).get(name, TableSection())
+        own = self.section(name)
         shared = {key: getattr(self, key) for key in Tables.model_fields if key not in own.without}
         mine = {key: getattr(own, key) for key in Tables.model_fields if getattr(own, key) is not None}
         return Table(name=name, **{**shared, **mine})
+
+    def section(self, name: str) -> TableSection:
+        """What a table has of its own."""
+        return (self.__pydantic_extra__ or {}).get(name, TableSection())
 
     @property
     def named(self) -> tuple[str, ...]:

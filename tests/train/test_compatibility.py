@@ -167,6 +167,16 @@ CANNOT = {
         "train.evaluate_every: there is no split .* set data.validation or data.test",
     ),
     "judged on the way by nothing": ({"data__validation": "train"}, {}, "data.validation: nothing is evaluated before"),
+    "without what is not shared": (
+        {"tables__item": {"without": ["eviction"]}},
+        {},
+        "tables.item.without: tables share no",
+    ),
+    "without its own": (
+        {"tables__item": {"without": ["eviction"], "eviction": {"ttl": 3}}},
+        {},
+        "tables.item.without: the table has eviction of its own",
+    ),
     "a seed for nothing": ({"data__shuffle": False, "data__seed": 3}, {}, "data.seed: .*nothing to seed"),
 }
 

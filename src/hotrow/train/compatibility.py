@@ -392,6 +392,17 @@ def _evaluated(asked: _Asked) -> Iterator[Problem]:
         )
 
 
+def _tabled(asked: _Asked) -> Iterator[Problem]:
+    tables = asked.run.tables
+    for name in tables.named:
+        own = tables.section(name)
+        for what in own.without:
+            why = f"tables share no {what} to be without" if getattr(tables, what) is None else ""
+            why = f"the table has {what} of its own" if getattr(own, what) is not None else why
+            if why:
+                yield Problem(f"tables.{name}.without", f"{why}. Take it away.")
+
+
 def _seeded(asked: _Asked) -> Iterator[Problem]:
     data = asked.run.data
     ordered = not data.shuffle and data.follow is None
@@ -414,7 +425,7 @@ def _of_schema(run: Run, schema: Schema) -> list[Problem]:
     return []
 
 
-_LOOKS = (_owners, _planned, _cached, _fresh, _travelling, _followed, _evaluated, _seeded)
+_LOOKS = (_owners, _planned, _cached, _fresh, _travelling, _followed, _evaluated, _tabled, _seeded)
 
 
 def _default(model: type[Settings], name: str) -> Any:
