@@ -156,9 +156,11 @@ def _hash(arrays: Mapping[str, np.ndarray]) -> str:
 
 def _with_steps(run: dict[str, Any], steps: int) -> dict[str, Any]:
     """The same run with so many steps, and samples enough for them."""
-    run["train"] |= {"steps": steps, "epochs": max(run["train"]["epochs"], steps // 64)}
+    run["train"]["steps"] = steps
     if "follow" in run["data"]:  # what arrives is read once
         run["data"]["batch_size"] = _SAMPLES // steps
+    else:
+        run["train"]["epochs"] = max(run["train"]["epochs"], steps // 64)
     return run
 
 
