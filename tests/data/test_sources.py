@@ -280,7 +280,7 @@ def test_csv_and_parquet_of_the_same_log_are_the_same_data_set(tmp_path):
         ("d", ["1", "one"], r"row 2: column \"d\" holds 'one'"),
         ("iid", [1.0, 1.5], r'row 2: column "iid" holds 1.5; a key is an integer or a text'),
         ("iid", [{"a": 1}, {"a": 2}], r"row 1: column \"iid\" holds"),
-        ("tags", [1, 2], r'row 1: column "tags" holds 1; a key'),
+        ("tags", [1, 2], r'row 1: column "tags" holds 1; it takes a list of keys for each sample'),
         ("tw", [[1.0], [1.0, 2.0]], r'row 2: column "tw" holds \[1.0, 2.0\]; it takes a finite number for each key'),
         ("tw", [[1.0], [float("nan")]], r'row 2: column "tw" holds \[nan\]'),
         ("t", [1, None], r'row 2: column "t" holds nothing; a time'),
