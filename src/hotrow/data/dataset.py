@@ -53,6 +53,7 @@ class Manifest(Settings):
     version: int = VERSION
     splits: dict[str, tuple[Part, ...]]
     schema_sha256: str | None = Field(None, description="of the schema's file; None in version 2")
+    prepared: str | None = Field(None, description="the digest of the plan of `prepare` that made it")
     facts: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -234,13 +235,18 @@ class DataSetWriter:
 
 
 def write_manifest(
-    folder: Path, schema: Schema, splits: Mapping[str, Sequence[Part]], facts: Mapping[str, Any] | None = None
+    folder: Path,
+    schema: Schema,
+    splits: Mapping[str, Sequence[Part]],
+    facts: Mapping[str, Any] | None = None,
+    prepared: str | None = None,
 ) -> None:
     """Makes a data set of parts that are in `folder`: writes its schema, and last of all the manifest."""
     write_text(folder / SCHEMA, schema.to_json())
     manifest = Manifest(
         splits={name: tuple(parts) for name, parts in splits.items()},
         schema_sha256=sha256(folder / SCHEMA),
+        prepared=prepared,
         facts=dict(facts or {}),
     )
     write_text(folder / MANIFEST, to_text(json.loads(manifest.model_dump_json()), indent=2))

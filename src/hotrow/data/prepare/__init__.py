@@ -9,7 +9,8 @@
     finish     manifest and profile; then the folder is renamed into its place
 
 Each stage is tasks that can run anywhere and be killed anywhere (`plan`): the same command goes on where it was cut
-off, and ends with the same bytes, whatever memory, cores and engine it had. A log without sessions keeps its order:
+off, and ends with the same bytes, whatever cores, engine and (but for summaries of more keys than fit) memory it had; a
+command whose data set is there already gives it. A log without sessions keeps its order:
 nothing is routed. The work folder, beside the output, takes about twice the log as LZ4 packs it.
 """
 
@@ -33,7 +34,7 @@ from hotrow.data.prepare.stages import run_stages
 from hotrow.data.schema import Schema
 from hotrow.data.sources import Format, SourceSettings, find_source
 from hotrow.data.split import Nothing, parse_split
-from hotrow.errors import HotrowError, SettingsError, nearest
+from hotrow.errors import DataError, HotrowError, SettingsError, nearest
 from hotrow.train.progress import Progress
 
 __all__ = ["TaskLost", "prepare"]
@@ -99,11 +100,18 @@ def prepare(
 
 
 def _placed(work: Work, plan: Plan, out: Path, overwrite: bool) -> bool:
-    """Whether all is done but the cleaning up, in which it was killed; refuses an `out` that is in use."""
-    if work.placed(plan, out / MANIFEST):
+    """Whether this command made what is there, and was killed when all was done; refuses an `out` in other use."""
+    if work.placed(plan, out / MANIFEST) or (not overwrite and _is_made_by(plan, out)):
         return True
     refuse_in_use(out, MANIFEST, overwrite)
     return False
+
+
+def _is_made_by(plan: Plan, out: Path) -> bool:
+    try:
+        return (out / MANIFEST).is_file() and DataSet.open(out).manifest.prepared == plan.digest
+    except DataError:
+        return False
 
 
 @contextmanager

@@ -109,23 +109,37 @@ def _count(work: Work, number: int, schema: Schema, tables: Iterator[pa.Table]) 
 
 
 def _whole_sessions(tables: Iterator[pa.Table], schema: Schema, rows: int) -> Iterator[pa.Table]:
-    """The same samples in tables of about `rows`, cut between sessions unless one is larger than four tables."""
+    """The same samples in tables of `rows` at most, or of one session, which is cut after four times as many.
+
+    Where they end depends on the samples alone, not on the sizes they come in, and so does what is counted of them.
+    """
     waiting: list[pa.Table] = []
     for table in tables:
         waiting.append(table)
-        held = sum(map(len, waiting))
-        if held < rows:
-            continue
-        whole = pa.concat_tables(waiting)
-        cut = len(whole)
-        if schema.session is not None and held < 4 * rows:
-            cut = int(np.flatnonzero(session_begins(whole.column(schema.session).to_numpy()))[-1])
-        if cut:
-            yield whole.slice(0, cut)
-        waiting = [whole.slice(cut)]
-    rest = [table for table in waiting if len(table)]
-    if rest:
-        yield pa.concat_tables(rest)
+        if sum(map(len, waiting)) > 4 * rows:
+            whole = pa.concat_tables(waiting)
+            while len(whole) > 4 * rows:
+                cut = _end(whole, schema, rows)
+                yield whole.slice(0, cut)
+                whole = whole.slice(cut)
+            waiting = [whole]
+    rest = pa.concat_tables(waiting) if waiting else pa.table({})
+    while len(rest):
+        cut = _end(rest, schema, rows)
+        yield rest.slice(0, cut)
+        rest = rest.slice(cut)
+
+
+def _end(samples: pa.Table, schema: Schema, rows: int) -> int:
+    """How many of these samples, which are all that are left or more than four times `rows`, come next."""
+    if schema.session is None or len(samples) <= rows:
+        return min(len(samples), rows)
+    seen = samples.column(schema.session).slice(0, 4 * rows + 1).to_numpy()
+    begins = np.flatnonzero(session_begins(seen))[1:]
+    within = int(np.searchsorted(begins, rows, side="right"))
+    if within:
+        return int(begins[within - 1])
+    return int(begins[0]) if len(begins) else min(len(samples), 4 * rows)
 
 
 def finish(work: Work) -> dict[str, Any]:
@@ -150,7 +164,7 @@ def finish(work: Work) -> dict[str, Any]:
     elif plan.samples.session is not None:
         facts["clustered"] = False
     _merge_profiles(work, splits["train"])
-    write_manifest(work.data, _with_kinds(_prepared(work), work), splits, facts)
+    write_manifest(work.data, _with_kinds(_prepared(work), work), splits, facts, plan.digest)
     return {}
 
 
@@ -181,4 +195,7 @@ def _merge_profiles(work: Work, parts: list[Part]) -> None:
     keys = {name: KeyCounts.merged([counts], work.plan.keys) for name, counts in first.keys.items()}
     shares = (Profile.load(folder) for folder in folders[1:])
     whole = Profile.merged([Profile(first.repetition, keys, first.table_of), *shares])
+    for name, counts in whole.keys.items():
+        if counts.exact:  # then they are the same whatever memory there was, but for the room they were given
+            whole.keys[name] = KeyCounts.merged([counts])
     whole.save(work.data / PROFILE, fingerprint(parts))

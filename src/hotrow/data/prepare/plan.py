@@ -5,7 +5,8 @@ a note in `done/` says so: whatever is killed at whatever moment, what has a not
 again. Two commands never work in one folder: it is locked for as long as the command, or a worker of it, lives.
 
 Memory, threads and engine are no part of the plan: the bytes written do not depend on them. The one exception is
-`keys`, how many keys the profile counts exactly, which follows from the memory there is.
+`keys`, how many keys of a feature the profile counts exactly, which follows from the memory that is asked for or that
+the machine has: with more distinct keys than that, another memory makes another summary of them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
@@ -71,6 +73,11 @@ class Plan(Settings):
     def by_time(self) -> bool:
         """Whether samples come out in order of time though they have no session: event logs."""
         return self.source.kind == "events"
+
+    @property
+    def digest(self) -> str:
+        """Of all but the memory there is: by it a command knows the data set that it made."""
+        return sha256(self.model_dump_json(exclude={"keys", "keys_a_part"}).encode()).hexdigest()
 
     def differs(self, other: Plan) -> str:
         """What the other plan has different, in words."""
