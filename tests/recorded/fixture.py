@@ -6,9 +6,9 @@
     python -m recorded same A.json B.json    compares the bits of two such files
     python -m recorded settings              writes settings that are new into the run files
 
-`run_files/*.toml` are the runs, 200 steps each. Each states every setting, so a better default does not touch them; paths
-and addresses (`{data}`, `{shards}`) are filled in. A record holds the loss of each step, the metrics at the end, and
-hashes of rows and dense weights. Losses and metrics are compared on any machine, within `TOLERANCE`. Hashes are
+`run_files/*.toml` are the runs, 200 steps each. Each states every setting, so a better default does not touch them;
+paths and addresses (`{data}`, `{shards}`) are filled in. A record holds the loss of each step, the metrics at the end,
+and hashes of rows and dense weights. Losses and metrics are compared on any machine, within `TOLERANCE`. Hashes are
 compared between two commits on one machine, since another CPU may round differently.
 
 Recording anew needs its reason in the commit's message.
