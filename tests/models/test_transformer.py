@@ -13,7 +13,7 @@ from hotrow.data.batch import Batch
 from hotrow.embedded import JaggedRows, expand
 from hotrow.errors import SettingsError
 from hotrow.models import Model, ModelInputs, TransformerSettings
-from hotrow.models.transformer import Block, Encoder
+from hotrow.models.transformer import Block, Encoder, _turned
 from hotrow.plain import PlainEmbeddings
 from hotrow.store.optimizers import Adam
 from hotrow.table import Feature, Table
@@ -187,3 +187,12 @@ def test_heads_that_do_not_divide_the_width_are_refused() -> None:
         TransformerSettings(heads=3).build(ModelInputs(features, {"item": 8, "seen": 8}))
     with pytest.raises(SettingsError, match="transformer found no history"):
         TransformerSettings().build(ModelInputs(features[:1], {"item": 8}))
+
+
+def test_bfloat16_queries_are_turned_in_float32_and_stay_bfloat16() -> None:
+    """On a GPU a linear layer gives bfloat16 under autocast, of which there are no complex numbers."""
+    exact = torch.randn(3, 8)
+    turn = torch.polar(torch.ones(3, 1, 2), torch.rand(3, 1, 2))
+    turned = _turned(exact.bfloat16(), turn)
+    assert turned.dtype == torch.bfloat16
+    torch.testing.assert_close(turned.float(), _turned(exact.bfloat16().float(), turn), rtol=1e-2, atol=1e-2)

@@ -57,7 +57,11 @@ class Dice(nn.Module):
         self.variance: Tensor
 
     def forward(self, x: Tensor, counts: Tensor | None = None) -> Tensor:
-        """`counts` says how many samples of the batch each row of x stands for; one if not given."""
+        """`counts` says how many samples of the batch each row of x stands for; one if not given.
+
+        Statistics of bfloat16 values are taken, kept and used in float32.
+        """
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
         mean, variance = self.mean, self.variance
         if self.training and len(x):
             weight = x.new_ones(len(x)) if counts is None else counts.to(x.dtype)

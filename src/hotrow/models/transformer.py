@@ -249,6 +249,10 @@ class Transformer(RankingModel):
 
 
 def _turned(x: Tensor, turn: Tensor) -> Tensor:
-    """Queries and keys turned by their positions, each two neighbouring values as one complex number."""
-    as_complex = torch.view_as_complex(x.view(len(x), -1, turn.shape[2], 2))
-    return torch.view_as_real(as_complex * turn).flatten(1)
+    """Queries and keys turned by their positions, each two neighbouring values as one complex number.
+
+    PyTorch has no complex numbers of bfloat16: such values are turned in float32.
+    """
+    exact = x.to(torch.promote_types(x.dtype, torch.float32))
+    as_complex = torch.view_as_complex(exact.view(len(x), -1, turn.shape[2], 2))
+    return torch.view_as_real(as_complex * turn).flatten(1).to(x.dtype)

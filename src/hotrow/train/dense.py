@@ -9,7 +9,8 @@ read without the program that wrote it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import torch
@@ -127,7 +128,8 @@ class DenseForward:
             return self._logits(self._model, embedded, dense)
         if not self._tried:
             self._try(embedded, dense)
-        return self._logits(self._compiled or self._model, embedded, dense)
+        model = self._model if self._compiled is None else self._compiled  # a compiled module has no truth value
+        return self._logits(model, embedded, dense)
 
     def _logits(self, model: Any, embedded: Embedded, dense: Tensor | None) -> Tensor:
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
@@ -135,10 +137,10 @@ class DenseForward:
         return logits.float()
 
     def _try(self, embedded: Embedded, dense: Tensor | None) -> None:
-        """Runs the compiled model once; no weight, row or random number is different afterwards."""
+        """Runs the compiled model once; no weight, buffer, row or random number is different afterwards."""
         self._tried = True
         devices = [self._device] if self._device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
+        with torch.random.fork_rng(devices), _same_buffers(self._model):
             try:
                 logits = self._logits(self._compiled, embedded, dense)
                 torch.autograd.grad(logits.sum(), list(self._model.parameters()), allow_unused=True)
@@ -148,6 +150,18 @@ class DenseForward:
                 why = str(error).strip().partition("\n")[0]
                 self.note = f"The dense part is not compiled, for torch.compile failed: {type(error).__name__}: {why}"
                 self._compiled = None
+
+
+@contextlib.contextmanager
+def _same_buffers(model: nn.Module) -> Iterator[None]:
+    """Puts a model's buffers back as they were: a forward in training mode moves running means."""
+    kept = [buffer.clone() for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in zip(model.buffers(), kept, strict=True):
+                buffer.copy_(value)
 
 
 class DenseStep:
