@@ -39,8 +39,8 @@ lr = 0.002
 [train]
 epochs = 2
 threads = 1  # a model this small gains nothing from more, and a busy machine costs it less
-evaluate_every = 660
-checkpoint_every = 660
+evaluate_every = 590
+checkpoint_every = 590
 
 [output]
 folder = "run"
