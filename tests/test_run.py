@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotrow.errors import SettingsError
+from hotrow.plan.topology import load_topology
 from hotrow.run import load_run
 from hotrow.store.optimizers import Adam, RowWiseAdagrad
 from hotrow.table import Feature
@@ -224,3 +225,11 @@ VALUES = st.recursive(
 @given(st.dictionaries(st.text(st.characters(codec="utf-8")), VALUES, max_size=4))
 def test_what_is_written_as_toml_reads_back_as_it_was(data):
     assert tomllib.loads(to_toml(data)) == data
+
+
+@pytest.mark.parametrize("read", [load_run, load_topology])
+@pytest.mark.parametrize("text", [b"a = " + b"[" * 100_000, b"\xff", b"\0", b"a = " + b"9" * 5000])
+def test_a_damaged_run_or_cluster_file_is_a_sentence_that_names_it(tmp_path, read, text):
+    (tmp_path / "a.toml").write_bytes(text)
+    with pytest.raises(SettingsError, match=r"a\.toml"):
+        read(tmp_path / "a.toml")

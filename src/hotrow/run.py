@@ -368,7 +368,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path} is not a TOML file: byte {error.start} is not UTF-8.") from None
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is no error of TOML
         raise SettingsError(f"{path} is not valid TOML: {str(error)[:1].lower()}{str(error)[1:]}.") from None
 
 

@@ -78,3 +78,11 @@ def test_text_that_is_not_a_usual_int64_is_hashed(text):
 
 def test_empty_text_is_a_missing_key():
     assert key_of_text("") == MISSING
+
+
+@pytest.mark.parametrize("name", ["s.json", "s.toml"])
+@pytest.mark.parametrize("text", [b"a = " + b"[" * 100_000, b"[" * 100_000, b"\xff", b"\0", b"", b"[]", b"9" * 5000])
+def test_a_damaged_schema_is_a_sentence_that_names_its_file(tmp_path, name, text):
+    (tmp_path / name).write_bytes(text)
+    with pytest.raises(SettingsError, match=name):
+        Schema.read(tmp_path / name)

@@ -185,11 +185,14 @@ class Graph:
                 arrays = [reader.get_batch(i).column(0).to_numpy() for i in range(reader.num_record_batches)]
         except FileNotFoundError:
             raise DataError(f"There is no graph {path}. Make one with: hotrow graph DATA --out {path}") from None
-        except (OSError, ValueError, pa.ArrowException) as error:
+        except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
             raise DataError(f"The graph {path} cannot be read: {error}. Make it again.") from None
         if not isinstance(about, dict) or about.get("format") != _FORMAT or about.get("version") != _VERSION:
             raise DataError(f"{path} is not a graph of format {_FORMAT} {_VERSION}. Make one with: hotrow graph")
-        sides = _sides(about, arrays)
+        try:
+            sides = _sides(about, arrays)
+        except (KeyError, TypeError, ValueError):  # what the JSON says is of another form
+            sides = None
         if sides is None:
             raise DataError(f"The graph {path} was altered or cut short. Make it again.")
         return Graph(about["between"], *sides)

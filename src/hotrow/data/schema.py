@@ -144,7 +144,7 @@ class Schema(Settings):
             data: Any = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
         except OSError as error:
             raise SettingsError(f"The schema {path} cannot be read: {error.strerror or error}.") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             form = "TOML" if path.suffix == ".toml" else "JSON"
             raise SettingsError(f"The schema {path} is not valid {form}: {error}.") from None
         return parse(Schema, data, str(path))

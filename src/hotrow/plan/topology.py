@@ -192,6 +192,6 @@ def load_topology(path: Path | str) -> Topology:
         ) from None
     except OSError as error:
         raise SettingsError(f"The cluster file {path} cannot be read: {error.strerror or error}.") from None
-    except ValueError as error:  # bytes that are no text, text that is no TOML
+    except (ValueError, RecursionError) as error:  # bytes that are no text, text that is no TOML
         raise SettingsError(f"The cluster file {path} is not valid TOML: {error}.") from None
     return parse(Topology, data, str(path))

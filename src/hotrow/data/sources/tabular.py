@@ -55,7 +55,7 @@ def known_of(path: Path) -> dict[str, Any]:
         return {}
     try:
         known = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{file} cannot be read: {error}.") from None
     if not isinstance(known, dict):
         raise DataError(f"{file} must hold a JSON object.")
