@@ -178,12 +178,14 @@ public:
     // Counts a use of the row at step `now`.
     void use(uint32_t slot, uint32_t now) {
         touch(slot);
+        in_order();
         Header& h = header(slot);
         h.last = now;
         if (h.uses < kMostUses) h.uses = h.uses + 1;
     }
 
-    // To be called before a record changes; afterwards it counts as changed since the last snapshot.
+    // To be called before a record changes; afterwards it counts as changed since the last snapshot. With a folder no store of the
+    // change may come before: a Trail sees to that, and `use`.
     void touch(uint32_t slot) {
         save_if_unvisited(slot);
         header(slot).dirty = 1;
@@ -292,9 +294,7 @@ private:
     }
 
     void make_stale(uint32_t slot) {
-        if (notes_ == nullptr) return;
-        sum(slot) = kStale;
-        in_order();
+        if (notes_ != nullptr) sum(slot) = kStale;
     }
 
     void sum_up(uint32_t slot) {
@@ -320,6 +320,7 @@ private:
         notes_->moves = 1;
         in_order();
         make_stale(slot);
+        in_order();
         burn();
     }
 
