@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from hotrow.capabilities import kept_in_words, refused
 from hotrow.data.dataset import DataSet
 from hotrow.data.prepare.memory import machine_memory
 from hotrow.errors import SettingsError
@@ -125,6 +126,9 @@ def _dedup(known: _Known) -> Technique:
 
 def _hot(known: _Known) -> Technique:
     name, source = "hot rows on the accelerator", "FAE"
+    kept = refused(known.tables)
+    if len(kept) == len(known.tables):
+        return Technique(name, source, False, kept_in_words(kept))
     _, shown = plan_data_set(known.dataset, known.tables, known.memory, known.counted)
     share, samples, taken = shown["share"]["value"], shown["samples"]["value"], shown["bytes"]
     figures = {"share": share, "samples": samples, "bytes": float(taken)}

@@ -142,7 +142,7 @@ class DeviceLookup(Lookup):
         assert self.rows is not None
         with _Ahead(self._tier) as ahead:
             if self.staged_size:
-                sent = self.rows.to(self._tier.device, non_blocking=True).to(self._tier.storage.dtype)
+                sent = self.rows.to(self._tier.device, non_blocking=True)  # float32, which holds rows of any dtype
                 self._staged = kernels.Staged(sent, *_send([self.staged_begins], self._tier.device))
                 ahead.keep([self._staged.rows, self._staged.begins])
         self._fetched = ahead

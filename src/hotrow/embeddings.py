@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from hotrow import _native
+from hotrow.capabilities import held_by_devices, kept_in_words, too_wide
 from hotrow.data.batch import Batch, check_tensor
 from hotrow.device_lookup import DeviceLookup
 from hotrow.embedded import Embedded
@@ -41,7 +42,7 @@ from hotrow.tiers.collective import CollectiveTier
 from hotrow.tiers.device import DeviceTier
 from hotrow.tiers.host import HostTier
 from hotrow.tiers.moving import move_alone
-from hotrow.tiers.ranks import check_ranks, move_rows, with_collective
+from hotrow.tiers.ranks import check_ranks, move_rows, tiers_on_devices, with_collective
 from hotrow.tiers.router import Routed, Router
 from hotrow.tiers.tier import Gradients, Tier, Wait
 from hotrow.world import World
@@ -117,13 +118,14 @@ class Embeddings(nn.Module):
         self.steps = 0
         self.world = world or World()
         self._peers = Peers.of(self.world)
-        plan = plan or Plan.all_on("host" if self.world.size == 1 else "world", tables)
-        self._check(plan)
         self._device = torch.device(device or "cpu")
         self._rows_on = self._device if device_rows else None
         self._timeout = timeout
+        if wrong := too_wide(tables) if self._device.type == "cuda" else "":
+            raise SettingsError(wrong)
         if tiers is None:
             tiers = {"host": HostTier(tables, seed)} if self.world.size == 1 else {}
+        plan = self._checked(plan or Plan.all_on("host" if self.world.size == 1 else "world", tables))
         self.router = Router(self._with_named(tiers, plan), plan)
         self.device_tier = self._computing_tier()
         self.prepare: Callable[[DeviceLookup], Any] | None = None  # instead of sending a grouped batch to the device
@@ -286,7 +288,7 @@ class Embeddings(nn.Module):
         tier changes, some at a time; a device never holds more than one plan's.
         Several ranks must all do it between the same two steps; only rows that change their tier travel.
         """
-        self._check(plan)
+        plan = self._checked(plan)
         router = Router(self._with_named(self.router.tiers, plan), plan)
         for tier in router.tiers.values():
             if isinstance(tier, CollectiveTier):  # which may have had no rows, and so no updates, for a while
@@ -373,10 +375,24 @@ class Embeddings(nn.Module):
             "restore(folder) into embeddings made anew; save the weights around them with state_dict()."
         )
 
-    def _check(self, plan: Plan) -> None:
-        """Refuses a plan for other tables, one that ranks cannot share, and ranks with plans of their own."""
-        plan.check(list(self.tables.values()))
-        check_ranks(plan, list(self.tables.values()), self._peers)
+    def _checked(self, plan: Plan) -> Plan:
+        """The plan without rows on a device of tables that it cannot hold.
+
+        Refuses a plan for other tables, one that ranks cannot share, and ranks with plans of their own.
+        """
+        tables = list(self.tables.values())
+        plan.check(tables)
+        for table, shares in plan.shares.items():
+            if shares[-1].tier == "device":
+                raise SettingsError(
+                    f"The plan puts all other keys of table {table} on the device, which holds those only that a plan "
+                    f"names. Put them on host."
+                )
+        check_ranks(plan, tables, self._peers)
+        plan, kept = held_by_devices(plan, tables, tiers_on_devices(plan, self._rows_on is not None))
+        if kept:
+            warnings.warn(kept_in_words(kept), stacklevel=3)
+        return plan
 
     def _with_named(self, tiers: Mapping[str, Tier], plan: Plan) -> dict[str, Tier]:
         """The tiers, and those for a device or for several ranks that the plan names and that are not there."""

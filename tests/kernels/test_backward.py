@@ -218,7 +218,7 @@ def test_wrong_gradients_and_settings_are_refused(device: str) -> None:
         update(case.tables, case.shape, case.grouping, torch.zeros(case.shape.size, device=device), staged=case.staged)
     with pytest.raises(SettingsError, match="know no optimizer"):
         Rule("lion")
-    with pytest.raises(SettingsError, match="dims from 1 to 1024"):
-        Tables([TableSpec(1, 2048)])
+    with pytest.raises(SettingsError, match="dims from 1 to"):
+        Tables([TableSpec(1, 5000)])
     with pytest.raises(SettingsError, match="more than kernels can number"):
         Tables([TableSpec(0, 1, staged=2**31)])

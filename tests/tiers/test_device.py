@@ -181,11 +181,11 @@ def test_the_tier_counts_the_bytes_it_holds():
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
-        ([Table(name="a", dim=4, optimizer=Momentum())], "momentum, which the device tier does not know"),
-        ([Table(name="a", dim=4), Table(name="b", dim=4, dtype="bfloat16")], "share one dtype"),
-        ([Table(name="a", dim=2000)], "dims from 1 to 1024"),
+        ([Table(name="a", dim=4, optimizer=Momentum())], "it has momentum"),
+        ([Table(name="a", dim=4), Table(name="b", dim=4, dtype="bfloat16")], "b .it has bfloat16"),
+        ([Table(name="a", dim=2000)], "take 1024 at most"),
     ],
 )
 def test_what_the_device_cannot_hold_is_refused_with_a_sentence(tables, said):
     with pytest.raises(SettingsError, match=said):
-        DeviceTier(tables, {"a": np.arange(3)})
+        DeviceTier(tables, {table.name: np.arange(3) for table in tables})

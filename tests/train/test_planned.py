@@ -14,7 +14,9 @@ from hotrow.plan import Plan, Share
 from hotrow.plan.budget import count_keys, plan_data_set
 from hotrow.run import load_run
 from hotrow.table import Table
+from hotrow.train.compatibility import problems
 from hotrow.train.loop import train
+from hotrow.train.progress import Progress
 
 OPTIMIZERS = {
     "sgd": {"name": "sgd", "lr": 0.5, "weight_decay": 0.01},
@@ -252,7 +254,7 @@ def test_a_budget_that_holds_no_row_is_refused(make_run):
 
 def test_an_optimizer_the_device_does_not_know_is_refused(make_run):
     said = refused(make_run(plan={"memory": "6KiB"}, tables={"dim": 4, "optimizer": {"name": "momentum", "lr": 0.1}}))
-    assert "momentum, which the device tier does not know" in said
+    assert "user, item (it has momentum" in said and "Take the plan away" in said
 
 
 def test_replanning_needs_a_budget(make_run, plan_file):
@@ -294,3 +296,28 @@ def test_the_path_of_a_plan_is_taken_from_the_folder_of_the_run_file(tmp_path):
     assert load_run(path).plan.path == tmp_path / "some.plan"
     path.write_text('[data]\npath = "x"\n[model]\nname = "dlrm"\n[plan]\nmemory = 65536\n')
     assert load_run(path).plan.bytes == 65536
+
+
+def test_a_dim_that_kernels_do_not_take_is_refused_on_a_gpu_before_anything_starts(make_run, data):
+    schema = DataSet.open(data).schema
+    (problem,) = problems(make_run(tables={"dim": 2048}, train__device="cuda"), schema)
+    assert "dims up to 1024" in str(problem) and "user has dim 2049" in str(problem)
+    assert problems(make_run(tables={"dim": 2048}), schema) == []
+
+
+@pytest.mark.parametrize("source", ["memory", "path"])
+def test_a_table_whose_rows_come_and_go_stays_on_the_host_and_the_run_says_so(make_run, data, tmp_path, source):
+    tables = {"dim": 4, "optimizer": {"name": "adam", "lr": 0.05}, "user": {"eviction": {"capacity": 20}}}
+    saved_plan(data, tmp_path / "saved.plan")
+    plan = {"memory": "6KiB"} if source == "memory" else {"path": str(tmp_path / "saved.plan")}
+    said = Said()
+    train(make_run(plan=plan, tables=tables, train__steps=4), progress=said)
+    assert any(line.startswith("In host memory") and "user (it forgets rows" in line for line in said.lines)
+
+
+class Said(Progress):
+    def __init__(self):
+        self.lines = []
+
+    def say(self, sentence):
+        self.lines.append(sentence)

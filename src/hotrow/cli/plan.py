@@ -212,6 +212,7 @@ def _show(data: Mapping[str, Any]) -> None:
 
 
 def _show_plan(data: Mapping[str, Any]) -> None:
+    from hotrow.capabilities import kept_in_words
     from hotrow.cli.show import _console, _pairs, _table
     from hotrow.report.access_curve import curve_as_text
     from hotrow.sizes import size_text
@@ -224,6 +225,7 @@ def _show_plan(data: Mapping[str, Any]) -> None:
             ("memory", f"{size_text(data['bytes'])} of {size_text(data['memory'])}, {data['rows']:,} rows"),
             ("accesses to hot rows", _interval(data["share"])),
             ("samples with hot rows only", _interval(data["samples"])),
+            *([("kept", kept_in_words(data["kept"]))] if data["kept"] else []),
             ("plan", data["plan"]),
             *([("picture", data["picture"])] if "picture" in data else []),
         ],

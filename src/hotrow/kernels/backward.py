@@ -287,7 +287,7 @@ def _join(
     one, two = state_of(state, local, hot, columns, dim, KIND, FULL, not STAGED)
     grad = tl.zeros([1, BLOCK], tl.float32)
     many = count // MANY * MANY
-    FEW: tl.constexpr = MANY // 4
+    FEW: tl.constexpr = MANY // 4 if MANY > 4 else 1
     for k in range(0, many, MANY):
         grad += _sum_of_parts(partials, block, k, count, columns, dim, WIDTH, FULL, MANY, True)
     for k in range(many, count, FEW):

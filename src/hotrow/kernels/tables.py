@@ -20,6 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hotrow.capabilities import DEVICE
 from hotrow.errors import SettingsError
 from hotrow.kernels.backend import constant, power_of_two
 from hotrow.kernels.tuning import machine_name
@@ -35,6 +36,7 @@ LAYOUT_COLUMNS = constant(8)
 RATE, EPS, DECAY, CLIP_VALUE, CLIP_NORM, BOUND, BETA1, BETA2, REST1, REST2 = (constant(i) for i in range(10))
 HYPER_COLUMNS = constant(12)
 
+MOST_DIM = 4096  # of any table: what is staged on a CPU
 _ALIGNED = 64  # elements: every segment begins on a boundary that suits the widest loads
 
 
@@ -134,7 +136,7 @@ class Tables:
     no_seed: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        _check(self.specs)
+        _check(self.specs, torch.device(self.device))
         if self.memory not in ("device", "pinned"):
             raise SettingsError(f'Rows are kept in "device" or "pinned" memory, not "{self.memory}".')
         segments = self._segments()
@@ -247,11 +249,12 @@ def aligned(elements: int) -> int:
     return -(-elements // _ALIGNED) * _ALIGNED
 
 
-def _check(specs: Sequence[TableSpec]) -> None:
+def _check(specs: Sequence[TableSpec], device: torch.device) -> None:
+    most = DEVICE.max_dim if device.type == "cuda" else MOST_DIM
     if not specs:
         raise SettingsError("There is no table to put on the device.")
     for t, spec in enumerate(specs):
-        if not 1 <= spec.dim <= 1024:
-            raise SettingsError(f"Table {t} has dim {spec.dim}; kernels take dims from 1 to 1024.")
+        if not 1 <= spec.dim <= most:
+            raise SettingsError(f"Table {t} has dim {spec.dim}; kernels take dims from 1 to {most} here.")
         if spec.rows < 0 or spec.staged < 0:
             raise SettingsError(f"Table {t} has {spec.rows} rows and {spec.staged} staged ones: below zero.")

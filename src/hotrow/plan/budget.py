@@ -111,6 +111,7 @@ def _told(hot: HotRows, prediction: Prediction) -> dict[str, Any]:
         "memory": hot.memory,
         "bytes": hot.bytes,
         "rows": sum(t.rows for t in hot.tables.values()),
+        "kept": hot.kept,
         "share": prediction.accesses._asdict(),
         "samples": prediction.samples._asdict(),
         "tables": {
@@ -120,7 +121,7 @@ def _told(hot: HotRows, prediction: Prediction) -> dict[str, Any]:
                 "row_bytes": t.row_bytes,
                 "bytes": t.bytes,
                 "share": prediction.tables[name]._asdict(),
-                "threshold": t.cut.threshold + (t.cut.extra == 0),
+                "threshold": None if name in hot.kept else t.cut.threshold + (t.cut.extra == 0),
             }
             for name, t in hot.tables.items()
         },

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from hotrow.capabilities import kept_in_words, refused
 from hotrow.errors import SettingsError
 from hotrow.plan.plan import INDEX_BYTES, Plan, Share, row_bytes
 from hotrow.profile.counts import Histogram, KeyCounts
@@ -34,6 +35,10 @@ class Cut(NamedTuple):
     among: int
     rows: int
     accesses: int
+
+
+NOTHING = Cut(np.iinfo(np.int64).max, 0, 0, 0, 0)
+NO_KEYS = np.empty(0, np.int64)
 
 
 class Curve(NamedTuple):
@@ -58,7 +63,7 @@ class HotTable:
 
 @dataclass(frozen=True)
 class HotRows:
-    """A choice of hot rows within `memory` bytes, and the plan that says so."""
+    """A choice of hot rows within `memory` bytes, and the plan that says so; `kept` are tables without any, and why."""
 
     memory: int
     bytes: int
@@ -66,6 +71,7 @@ class HotRows:
     tables: dict[str, HotTable]
     curve: Curve
     plan: Plan
+    kept: dict[str, str]
 
 
 def hot_rows(
@@ -77,13 +83,20 @@ def hot_rows(
     cold: str = "host",
     index: int = INDEX_BYTES,
 ) -> HotRows:
-    """The rows worth most within `memory` bytes, on tier `hot`, and all others on tier `cold`."""
+    """The rows worth most within `memory` bytes, on tier `hot`, and all others on tier `cold`.
+
+    Of a table that a device cannot hold none is (`capabilities`).
+    """
     for table in tables:
         if table.name not in counts:
             raise SettingsError(f"The profile says nothing of table {table.name}: it is of another data set.")
     widths = {table.name: row_bytes(table, index) for table in tables}
     classes = {table.name: counts[table.name].histogram() for table in tables}
-    cuts = choose(classes, widths, memory)
+    kept = refused(tables)
+    if len(kept) == len(tables):
+        raise SettingsError(f"{kept_in_words(kept)} So there is nothing to plan. Take the plan away, or change that.")
+    able = {name: of for name, of in classes.items() if name not in kept}
+    cuts = {**dict.fromkeys(kept, NOTHING), **choose(able, widths, memory)}
     found: dict[str, HotTable] = {}
     shares: dict[str, tuple[Share, ...]] = {}
     for table in tables:
@@ -91,7 +104,7 @@ def hot_rows(
         found[name] = HotTable(
             table, widths[name], cut.rows, cut.rows * widths[name], known.distinct, held([cut], [known]), cut
         )
-        keys = known.chosen(cut.threshold, cut.extra)
+        keys = NO_KEYS if name in kept else known.chosen(cut.threshold, cut.extra)
         shares[name] = (Share(hot, keys), Share(cold)) if len(keys) else (Share(cold),)
     total = sum(counts[table.name].total for table in tables)
     return HotRows(
@@ -99,8 +112,9 @@ def hot_rows(
         sum(t.bytes for t in found.values()),
         held([cuts[t.name] for t in tables], [counts[t.name] for t in tables]),
         found,
-        curve(classes, widths, total),
+        curve(able, widths, total),
         Plan(shares, widths),
+        kept,
     )
 
 

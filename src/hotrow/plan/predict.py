@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hotrow.plan.hot import Cut, HotRows, choose
+from hotrow.plan.hot import NOTHING, Cut, HotRows, choose
 from hotrow.profile.counts import Histogram, Ints, KeyCounts, order
 from hotrow.profile.sample import LEVEL, Chunk, Interval, Sample, Uses, ratio, squares
 
@@ -132,8 +132,8 @@ def _left_out(hot: HotRows, counts: Mapping[str, KeyCounts]) -> IsHot:
     def judge(uses: Mapping[str, Uses]) -> dict[str, Bools]:
         with_it = {name: counts[name].of(used.keys) for name, used in uses.items()}
         without = {name: np.maximum(with_it[name] - used.times, 0) for name, used in uses.items()}
-        moved = {name: _moved(classes[name], with_it[name], without[name]) for name in uses}
-        cuts = choose(moved, widths, hot.memory)
+        moved = {n: _moved(classes[n], with_it[n], without[n]) for n in uses if n not in hot.kept}
+        cuts = {**dict.fromkeys(hot.kept, NOTHING), **choose(moved, widths, hot.memory)}
         return {name: _passes(cuts[name], without[name], used.keys) for name, used in uses.items()}
 
     return judge

@@ -3,6 +3,7 @@
 Rows have fixed slots in flat storage (`hotrow.kernels.Tables`); keys find them through a map on the host, so the device
 holds values, state, clock and last use and nothing else. Every key the plan names has a slot from the beginning and
 counts as admitted; a row that was never updated is what it starts from, and no snapshot holds it. Nothing is evicted.
+`capabilities` says which tables can have rows here; those of all others are staged only, whatever they are.
 
 Where results are computed on the device (`DeviceLookup`), rows are read and updated in place and never copied. The
 calls of every tier, `fetch`, `read` and `update`, work too; they carry rows between device and host.
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 
 from hotrow import _native, kernels
+from hotrow.capabilities import kept_in_words, refused
 from hotrow.errors import SettingsError
 from hotrow.store.optimizers import Adagrad, Adam, Momentum, RowWiseAdagrad
 from hotrow.store.store import RowStore
@@ -71,14 +73,17 @@ class DeviceTier(Tier):
         tables = list(self.tables.values())
         self.maps = [_native.KeyMap(np.unique(keys.get(table.name, _NO_KEYS))) for table in tables]
         counts = list(map(len, self.maps))
+        held = [table for table, n in zip(tables, counts, strict=True) if n]
+        if wrong := refused(held):
+            raise SettingsError(f"{kept_in_words(wrong)} Name no key of theirs for it.")
         room = (2**31 - 2 - sum(counts)) // len(tables)  # numbers for rows of other tiers, which cost nothing
         schedules = list(dict.fromkeys(table.optimizer.schedule for table in tables))
         specs = [
-            kernels.TableSpec(n, t.dim, _rule(t, n, schedules.index(t.optimizer.schedule)), room)
+            kernels.TableSpec(n, t.dim, _rule(t, schedules.index(t.optimizer.schedule)), room)
             for n, t in zip(counts, tables, strict=True)
         ]
         self._free()
-        self.storage = kernels.Tables(specs, self.device, _dtype(tables))
+        self.storage = kernels.Tables(specs, self.device, _DTYPES[held[0].dtype if held else "float32"])
         # One more than there are rows: a place for counts that are only padding.
         self.clock = torch.zeros(sum(counts) + 1, dtype=torch.int32, device=self.device)
         self.last = torch.zeros(sum(counts) + 1, dtype=torch.int32, device=self.device)
@@ -196,15 +201,10 @@ class DeviceTier(Tier):
         return torch.tensor([self.steps], dtype=torch.int64, device=self.device)
 
 
-def _rule(table: Table, rows: int, schedule: int) -> kernels.Rule:
+def _rule(table: Table, schedule: int) -> kernels.Rule:
     o = table.optimizer
     if isinstance(o, Momentum):
-        if rows:
-            raise SettingsError(
-                f"Table {table.name} has momentum, which the device tier does not know; it knows sgd, adagrad, "
-                f"rowwise_adagrad and adam. Keep the table on the host or give it another optimizer."
-            )
-        return kernels.Rule(kind="sgd")
+        return kernels.Rule(kind="sgd")  # it has no row here: others are staged, and their owner updates them
     return kernels.Rule(
         kind=o.name,
         lr=o.lr,
@@ -218,13 +218,3 @@ def _rule(table: Table, rows: int, schedule: int) -> kernels.Rule:
         initial=o.initial if isinstance(o, Adagrad | RowWiseAdagrad) else 0.0,
         schedule=schedule,
     )
-
-
-def _dtype(tables: Sequence[Table]) -> torch.dtype:
-    kinds = {table.dtype for table in tables}
-    if len(kinds) > 1:
-        raise SettingsError(
-            f"The tables of a device share one dtype, but there are {' and '.join(sorted(kinds))}. "
-            f"Give all tables the same."
-        )
-    return _DTYPES[kinds.pop()]

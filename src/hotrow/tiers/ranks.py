@@ -77,6 +77,12 @@ def with_collective(
     return out
 
 
+def tiers_on_devices(plan: Plan, device_rows: bool) -> tuple[str, ...]:
+    """The tiers whose rows lie on a device; with `device_rows` those of several ranks that hold named keys only."""
+    last = {shares[-1].tier for shares in plan.shares.values()}
+    return ("device", *(name for name in COLLECTIVE if device_rows and name not in last))
+
+
 def check_ranks(plan: Plan, tables: Sequence[Table], peers: Peers) -> None:
     """Refuses a plan that leaves rows where each of several ranks would train its own, and plans that differ."""
     if peers.world.size == 1:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from hotrow.capabilities import too_wide
 from hotrow.data import DataSet
 from hotrow.data.schema import Schema
 from hotrow.data.steps import schema_after
@@ -417,7 +418,10 @@ def _of_schema(run: Run, schema: Schema) -> list[Problem]:
     try:
         after = schema_after(run.data.steps, schema)
         features = run.features_of(after.feature_settings())
-        dims = {table.name: table.dim for table in run.tables_of(feature.table for feature in features)}
+        tables = run.tables_of(feature.table for feature in features)
+        if run.train.device == "cuda" and (wrong := too_wide(tables)):
+            return [Problem("train.device", wrong)]
+        dims = {table.name: table.dim for table in tables}
         with torch.device("meta"):
             build(run.model, ModelInputs(features, {f.name: dims[f.table] for f in features}, len(after.dense)))
     except SettingsError as error:

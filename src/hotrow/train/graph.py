@@ -165,7 +165,7 @@ class _Captured:
         self._inputs = lookup.prepared.tensors(self._there)
         self._step_number = torch.zeros(1, dtype=torch.int32, device=device)
         self._seed = self._tier.random()  # of rounding: a graph reads it from where it is at each launch
-        self._rows = torch.zeros(self._room, dtype=self._tier.storage.dtype, device=device)
+        self._rows = torch.zeros(self._room, device=device)
         self._handed = torch.zeros(self._room, device=device)
         self._back = torch.empty(self._room, pin_memory=device.type == "cuda")
         self._graph: Any = None

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
+from hotrow.capabilities import held_by_devices, kept_in_words
 from hotrow.plan import Plan
 from hotrow.policy import Bounded, Hybrid
 from hotrow.run import Run
@@ -24,6 +25,7 @@ from hotrow.tiers import HostTier
 from hotrow.tiers.cached import Cache, CachedTier
 from hotrow.tiers.exact_cache import ExactCachedTier
 from hotrow.tiers.hops import WireFormat
+from hotrow.tiers.ranks import tiers_on_devices
 from hotrow.tiers.served import ServedTier
 from hotrow.tiers.tier import Tier
 from hotrow.train.ranks import Ranks
@@ -45,7 +47,7 @@ def place(run: Run, tables: Sequence[Table], ranks: Ranks, say: Say) -> Placing:
     """Where `run` has the rows of `tables`. That it can have them there is known: `compatibility.problems`."""
     cluster, several = run.cluster, ranks.world.size > 1
     if several and run.plan is not None:
-        return Placing(None, _plan_of_ranks(run, tables))
+        return Placing(None, _plan_of_ranks(run, tables, say))
     rows = cluster.rows or ("served" if cluster.shards else "sharded" if several else "host")
     if rows == "served":
         return _served(run, tables, ranks, say)
@@ -88,10 +90,13 @@ def _cache_of(run: Run, cache: Cache, workers: int) -> Cache:
     return cache.model_copy(update={"clock": 0}) if workers > 1 else cache
 
 
-def _plan_of_ranks(run: Run, tables: Sequence[Table]) -> Plan:
+def _plan_of_ranks(run: Run, tables: Sequence[Table], say: Say) -> Plan:
     assert run.plan is not None and run.plan.path is not None
     plan = Plan.load(run.plan.path)
     plan.check(list(tables))
+    plan, kept = held_by_devices(plan, tables, tiers_on_devices(plan, run.plan.device_rows))
+    if kept:
+        say(kept_in_words(kept))
     return _travelling_as(run.cluster.wire, plan)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hotrow.capabilities import held_by_devices, kept_in_words
 from hotrow.data.batch import Batch
 from hotrow.errors import SettingsError
 from hotrow.plan import Plan, Share
@@ -54,11 +55,12 @@ class Planned(Feed):
     def start(self) -> list[str]:
         plan = self._first_plan()
         self._put_in_force(plan)
-        facts = plan.facts
+        facts, said = plan.facts, [kept_in_words(plan.facts["kept"])] if plan.facts.get("kept") else []
         if "share" not in facts:
-            return []
+            return said
         share = percent(facts["share"]["value"])
-        return [f"Hot rows: {facts['rows']:,} in {size_text(facts['bytes'])}, {share} of all accesses as planned."]
+        planned = f"Hot rows: {facts['rows']:,} in {size_text(facts['bytes'])}, {share} of all accesses as planned."
+        return [planned, *said]
 
     def write(self, folder: RunFolder) -> None:
         """Keeps the plan that the run has made for itself."""
@@ -209,7 +211,11 @@ class Planned(Feed):
                 )
         if not any(map(len, plan.keys_on("device").values())):
             raise SettingsError(f"plan.path: {path} puts no row on the device, so nothing is gained. {again}")
-        return plan
+        able, kept = held_by_devices(plan, self.tables, ["device"])
+        if kept and not able.keys_on("device"):
+            raise SettingsError(f"plan.path: {path}: {kept_in_words(kept)} So nothing is gained: take [plan] away.")
+        facts = {**plan.facts, "kept": {**plan.facts.get("kept", {}), **kept}}
+        return Plan(able.shares, able.row_bytes, facts)
 
     def _replan(self) -> Line:
         """Makes a plan of what was trained on and moves rows to where it has them."""

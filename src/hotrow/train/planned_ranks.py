@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, from_numpy
 
+from hotrow.capabilities import held_by_devices
 from hotrow.data.batch import Batch
 from hotrow.plan import Plan, Share, row_bytes
 from hotrow.plan.cost import HOT, UNUSED, TableUse
@@ -30,7 +31,7 @@ from hotrow.profile.counts import KeyCounts
 from hotrow.run import PlanSection
 from hotrow.settings import parse
 from hotrow.table import Table
-from hotrow.tiers.ranks import gather_columns
+from hotrow.tiers.ranks import gather_columns, tiers_on_devices
 from hotrow.train.evaluate import Ranker
 from hotrow.train.feed import Feed, Line
 from hotrow.train.logs import RunFolder
@@ -171,6 +172,8 @@ class PlannedRanks(Feed):
             if chosen is not None:
                 kept = {name: self.plan.facts[name] for name in ("memory", "topology")}
                 plan = self._live.plan(chosen, {**kept, "counted": "live", "step": self.step})
+                on_devices = tiers_on_devices(plan, self.settings.device_rows)
+                plan, _ = held_by_devices(plan, self._live.tables, on_devices)  # said when the run began
             moved = sum(len(move.keys) for move in moves(self.plan, plan))
             if moved:
                 self._put_in_force(plan)
