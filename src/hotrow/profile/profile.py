@@ -250,7 +250,7 @@ def _read_changes(path: Path, saved: _Saved) -> Changes:
     try:
         with np.load(io.BytesIO(read_whole(path, saved.changes_sha256)), allow_pickle=False) as arrays:
             hashes, bits = arrays["hashes"], arrays["bits"]
-    except (OSError, KeyError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, KeyError, ValueError, EOFError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(
             f"The profile's {path} cannot be read: {error}. Delete the profile and make it again."
         ) from None
