@@ -76,7 +76,7 @@ std::vector<std::vector<int64_t>> keys_of(Cache& cache, Of of) {
             const PartLocks lock(copies.store, p, p + 1);
             const Part& part = copies.store.part(p);
             part.for_each([&](uint32_t slot) {
-                if (of(copies, part, slot)) out[t].push_back(part.header(slot).key);
+                if (of(copies, part, slot)) out[t].push_back(int64_t{part.header(slot).key});
             });
         }
     });

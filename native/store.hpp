@@ -349,7 +349,7 @@ private:
         const auto* h = reinterpret_cast<const Header*>(record);
         const std::byte* state = record + shape().head;
         const std::byte* values = state + shape().state_bytes();
-        out.keys.push_back(h->key);
+        out.keys.push_back(int64_t{h->key});  // no reference: it is not aligned
         out.clocks.push_back(h->clock);
         out.uses.push_back(h->uses);
         out.last.push_back(h->last);
