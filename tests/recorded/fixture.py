@@ -100,13 +100,19 @@ class Fixture:
         with shards(SHARDS[name]) if name in SHARDS else contextlib.nullcontext([]) as addresses:
             yield addresses
 
-    def train(self, name: str, output: Path, *, steps: int = STEPS, killed: int | None = None) -> Outcome:
-        """Trains a run for so many steps; its processes are `killed` after that one, and the run is resumed."""
+    def train(
+        self, name: str, output: Path, *, steps: int = STEPS, every: int | None = None, killed: int | None = None
+    ) -> Outcome:
+        """Trains a run for so many steps, with a checkpoint after `every` so many.
+
+        Its processes are `killed` after that step, and the run is resumed.
+        """
         with self.served(name) as addresses:
             run = _with_steps(tomllib.loads(self.text(name, output, addresses)), steps)
             size = RANKS.get(name, 1)
+            if every is not None:
+                run["train"]["checkpoint_every"] = every
             if killed is not None:
-                run["train"]["checkpoint_every"] = max(killed // 3, 1)
                 answers = self._ranks.answers(size, "recorded.killed:train_and_die", to_toml(run), killed, timeout=600)
                 assert all(kind != "ok" for kind, *_ in answers), "nothing was killed"
             self._ranks.run(size, "train_work:train_run", to_toml(run), killed is not None, timeout=600)

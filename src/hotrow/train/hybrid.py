@@ -17,8 +17,10 @@ flight, at the cost of two searches a unique key and batch.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,6 +97,7 @@ class HybridPipeline(Behind):
         self._spare = 0  # takes in a row that found more than one batch ready
         self._measured = Staleness()
         self._worst = worst
+        self._waiting: deque[Flight] = deque()  # fetched, and not taken yet
         self._start = self._landed = embeddings.steps
         super().__init__(batches, embeddings, ahead=ahead, room=staleness + 1, pin=pin, phases=phases)
 
@@ -146,7 +149,17 @@ class HybridPipeline(Behind):
             elif self._spare > _SPARE:
                 self._lead, self._spare = max(self._lead - 1, 1), 0
             self._changed.notify_all()
-        return super().__next__()
+        fetched = super().__next__()
+        self._waiting.popleft()
+        return fetched
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Batches fetched before the pause are fetched again after it, as in a run that is resumed from there."""
+        with super().paused():
+            yield
+            for flight in self._waiting:
+                self._refetch(flight)
 
     def _fetch(self, flight: Flight) -> None:
         with self._changed:
@@ -154,6 +167,7 @@ class HybridPipeline(Behind):
         flight.keys = flight.fetched.lookup.keys()
         self._measured.enter(flight.number, flight.keys, missed)
         super()._fetch(flight)
+        self._waiting.append(flight)
         with self._changed:
             self._landed = flight.number + 1
             self._changed.notify_all()

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hotrow.errors import CheckpointError, HotrowError
+from hotrow.policy import Hybrid
 from hotrow.run import Run
 from hotrow.train.best import check_splits, finite, in_words, judged, kept, measured, watched
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
@@ -201,7 +202,7 @@ class Trainer:
         said = (
             self._signals.caught == "SIGINT",
             self._signals.caught == "SIGTERM",
-            self.ranks.first and self._wanted and not self.checkpoints.busy,
+            self.ranks.first and self._wanted and self._may_cut(),
         )
         self.sync.begin(said)
         self.feed.update(fetched.batch)
@@ -326,6 +327,11 @@ class Trainer:
         with self.feed.paused():
             self._cut()
         self.log.write("checkpoint", self.state.step, {"stopped_training_for": time.monotonic() - began})
+
+    def _may_cut(self) -> bool:
+        """Whether a checkpoint may begin: beside another one only where a pause at a later step would change bits."""
+        policy = self.run.policy
+        return not self.checkpoints.busy or (isinstance(policy, Hybrid) and policy.worst)
 
     def _cut(self) -> None:
         state = dataclasses.replace(self.state, feed=self.feed.state())
