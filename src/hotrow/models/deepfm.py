@@ -6,9 +6,9 @@ that it scales, so it takes part in the products; the MLP sees it as it is. The 
 share in the MLP's first layer, are computed on unique samples.
 
 What is added up starts near 0 and moves at a like pace. Dense inputs are often well above 1, and products grow with the
-square of that: their vectors start small, their linear weights at 0. Products are divided by the square root of the
-vectors' dim, as attention does it: undivided, a table rate of 0.05 costs 0.012 of AUC on a Criteo sample. Linear
-weights are scaled too: `weight_scales`.
+square of that: their vectors start small, their linear weights at 0. Linear weights are scaled: `weight_scales`. So are
+products, by `pair_scale`: with 39 vectors of a Criteo sample and a table rate of 0.05, unscaled ones cost 0.015 of AUC,
+while a scale as small as that costs 0.002 with the 12 vectors of a planted log.
 """
 
 from __future__ import annotations
@@ -39,6 +39,15 @@ class DeepFMSettings(ModelSettings):
         return DeepFM(self, inputs)
 
 
+def pair_scale(dim: int, vectors: int) -> float:
+    """What a product of two vectors counts: sqrt(32 / (dim vectors)), and 1 at most.
+
+    An update of a row moves each of its values by about the rate, so all its products together by as much as the sum of
+    the other vectors is long: sqrt(dim vectors). At 32 vectors products are divided by sqrt(dim), as attention does it.
+    """
+    return min(1.0, math.sqrt(32 / (dim * vectors)))
+
+
 class DeepFM(RankingModel):
     """Linear terms, pairwise products and an MLP, added up."""
 
@@ -49,7 +58,7 @@ class DeepFM(RankingModel):
             raise SettingsError("deepfm needs rows of at least 2 values: a vector and the linear weight behind it.")
         self.fields = len(inputs.names)
         self.register_buffer("weight_scale", weight_scales([self.dim + 1]))
-        self.register_buffer("pair_scale", torch.tensor(1 / math.sqrt(self.dim)))
+        self.register_buffer("pair_scale", torch.tensor(pair_scale(self.dim, self.fields + inputs.dense)))
         self.weight_scale: Tensor
         self.pair_scale: Tensor
         if inputs.dense:
