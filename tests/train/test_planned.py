@@ -12,7 +12,9 @@ from hotrow.data import DataSet
 from hotrow.errors import DataError, SettingsError
 from hotrow.plan import Plan, Share
 from hotrow.plan.budget import count_keys, plan_data_set
+from hotrow.plan.predict import _Tally as Tally
 from hotrow.run import load_run
+from hotrow.sizes import parse_size
 from hotrow.table import Table
 from hotrow.train.compatibility import problems
 from hotrow.train.loop import train
@@ -321,3 +323,33 @@ class Said(Progress):
 
     def say(self, sentence):
         self.lines.append(sentence)
+
+
+def test_a_run_plans_from_the_profile_of_its_data_set_and_reads_no_sample_first(sessions, make_run, monkeypatch):
+    dataset, memory = DataSet.open(sessions), parse_size("8KiB")
+    run = make_run(data__path=str(sessions), plan={"memory": "8KiB"}, train__steps=1, **SESSIONS)
+    tables = run.tables_of(feature.table for feature in dataset.schema.feature_settings())
+    expected, told = plan_data_set(dataset, tables, memory, count_keys(dataset))
+    assert "samples" in told
+
+    def read(*_):
+        raise AssertionError("the log is read before the first step")
+
+    monkeypatch.setattr(Tally, "see", read)
+    watched = Watched()
+    train(run, progress=watched)
+    made = Plan.load(run.output.folder / "start.plan")
+    assert {t: s.tolist() for t, s in made.keys_on("device").items()} == {
+        t: s.tolist() for t, s in expected.keys_on("device").items()
+    }
+    assert any("from the data set's profile" in text for text in watched.said)
+
+
+class Watched(Progress):
+    """Keeps what a run says."""
+
+    def __init__(self):
+        self.said = []
+
+    def say(self, text):
+        self.said.append(text)

@@ -73,11 +73,16 @@ def plan_data_set(
     *,
     split: str = "train",
     thresholds: Sequence[int] = (),
+    judge_samples: bool = True,
     level: float = LEVEL,
 ) -> tuple[Plan, dict[str, Any]]:
-    """A plan for `tables` within `memory` bytes, and what is known of it as plain data."""
+    """A plan for `tables` within `memory` bytes, and what is known of it as plain data.
+
+    `judge_samples` reads some of the log to tell how many samples have hot rows only, which the plan does not need.
+    """
     hot = hot_rows(tables, counted.counts, memory)
-    prediction = predict(hot, counted.sample, counted.counts, sampled=counted.sampled, level=level)
+    sample, counts = counted.sample, counted.counts
+    prediction = predict(hot, sample, counts, sampled=counted.sampled, judge_samples=judge_samples, level=level)
     widths = {name: table.row_bytes for name, table in hot.tables.items()}
     costs: Mapping[str, list[ThresholdCost]] = {}
     if thresholds and counted.sampled:
@@ -113,7 +118,7 @@ def _told(hot: HotRows, prediction: Prediction) -> dict[str, Any]:
         "rows": sum(t.rows for t in hot.tables.values()),
         "kept": hot.kept,
         "share": prediction.accesses._asdict(),
-        "samples": prediction.samples._asdict(),
+        **({} if prediction.samples is None else {"samples": prediction.samples._asdict()}),
         "tables": {
             name: {
                 "rows": t.rows,

@@ -28,14 +28,25 @@ class Prediction(NamedTuple):
 
     tables: dict[str, Interval]
     accesses: Interval
-    samples: Interval
+    samples: Interval | None
 
 
 def predict(
-    hot: HotRows, sample: Sample, counts: Mapping[str, KeyCounts], *, sampled: bool, level: float = LEVEL
+    hot: HotRows,
+    sample: Sample,
+    counts: Mapping[str, KeyCounts],
+    *,
+    sampled: bool,
+    judge_samples: bool = True,
+    level: float = LEVEL,
 ) -> Prediction:
-    """What `hot` will hold. `sampled` says whether `counts` are of `sample` itself or of the whole data set."""
+    """What `hot` will hold. `sampled` says whether `counts` are of `sample` itself or of the whole data set.
+
+    Without `judge_samples` nothing is read where the counts are of the whole, and nothing is said of samples.
+    """
     names = list(hot.tables)
+    if not (sampled or judge_samples):
+        return Prediction({name: t.share for name, t in hot.tables.items()}, hot.share, None)
     planned = _planned(hot)
     judge = _left_out(hot, counts) if sampled else planned
     tally = _Tally(names)

@@ -36,6 +36,7 @@ from hotrow.train.logs import RunFolder
 
 _ROUNDING = 1e-9
 _NO_KEYS = np.empty(0, np.int64)
+_COUNTED = {False: " from the data set's profile", True: " from a count of the log, whose keys data.steps change"}
 
 
 class Planned(Feed):
@@ -59,7 +60,9 @@ class Planned(Feed):
         if "share" not in facts:
             return said
         share = percent(facts["share"]["value"])
-        planned = f"Hot rows: {facts['rows']:,} in {size_text(facts['bytes'])}, {share} of all accesses as planned."
+        counted = "" if self.settings.path is not None else _COUNTED[bool(facts["steps"])]
+        hot = f"Hot rows: {facts['rows']:,} in {size_text(facts['bytes'])}, {share} of all accesses as planned"
+        planned = f"{hot}{counted}."
         return [planned, *said]
 
     def write(self, folder: RunFolder) -> None:
@@ -178,7 +181,10 @@ class Planned(Feed):
         assert memory is not None
         counted = count_keys(self.ranker.data, split=data.train, steps=data.steps)
         try:
-            plan, _ = plan_data_set(self.ranker.data, self.tables, memory, counted, split=data.train)
+            hot_cold = self.settings.mode == "hot_cold"
+            plan, _ = plan_data_set(
+                self.ranker.data, self.tables, memory, counted, split=data.train, judge_samples=hot_cold
+            )
         except SettingsError as error:
             raise SettingsError(f"plan.memory: {error}") from None
         return plan
