@@ -20,7 +20,8 @@ def fixture(tmp_path_factory):
 def test_a_run_comes_to_what_was_recorded(name, fixture, tmp_path):
     recorded, now = read(RECORDED)[name], fixture.train(name, tmp_path / "run")
     if name in VARYING:
-        assert now.metrics["auc"] == pytest.approx(recorded.metrics["auc"], abs=0.02)
+        assert sum(now.losses[-50:]) / 50 == pytest.approx(sum(recorded.losses[-50:]) / 50, abs=0.02)
+        assert now.metrics["auc"] == pytest.approx(recorded.metrics["auc"], abs=0.05)
     else:
         assert now.losses == pytest.approx(recorded.losses, abs=TOLERANCE)
         assert now.metrics == pytest.approx(recorded.metrics, abs=TOLERANCE)

@@ -351,18 +351,22 @@ def test_a_snapshot_given_up_does_not_hide_what_was_erased_before_it(tmp_path):
 
 @pytest.mark.parametrize("order", [("device", "host"), ("host", "device")])
 def test_tiers_restore_in_any_order_what_they_counted(tmp_path, order):
-    tables = [Table(name="a", dim=2, admission=ByCount(count=2, bytes=4096))]
-    plan = Plan({"a": (Share("device", np.arange(5)), Share("host", None))})
+    counting = Table(name="a", dim=2, admission=ByCount(count=2, bytes=4096))
+    tables = [counting, Table(name="b", dim=2)]
+    plan = Plan({"a": (Share("host", None),), "b": (Share("device", np.arange(5)), Share("host", None))})
 
     def make() -> Embeddings:
         tiers = {"host": HostTier(tables), "device": DeviceTier(tables, plan.keys_on("device"))}
-        return Embeddings(tables, [Feature(name="a")], tiers={name: tiers[name] for name in order}, plan=plan)
+        features = [Feature(name="a"), Feature(name="b", table="b")]
+        return Embeddings(tables, features, tiers={name: tiers[name] for name in order}, plan=plan)
 
     embeddings = make()
     for _ in range(3):
-        step(embeddings, list(range(10)))
+        keys = torch.arange(10)
+        embeddings(Batch.plain({"a": keys, "b": keys})).vectors().sum().backward()
+        embeddings.step()
     embeddings.snapshot(tmp_path / "cut").write()
     restored = make()
     restored.restore(tmp_path / "cut")
-    keys = torch.arange(10)
-    assert torch.equal(restored.read("a", keys), embeddings.read("a", keys))
+    for table in ("a", "b"):
+        assert torch.equal(restored.read(table, keys), embeddings.read(table, keys))

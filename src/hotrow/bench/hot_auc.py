@@ -135,7 +135,10 @@ def settings(workload: Workload, folder: Path, seed: int, mode: str | None) -> d
         "train": {"epochs": w.epochs, "threads": 1, "seed": seed},
         "output": {"folder": str(folder), "tensorboard": False},
     }
-    return found if mode is None else {**found, "plan": {"memory": w.memory, "mode": mode, "judge": JUDGE}}
+    if mode is None:
+        return found
+    judge = {"judge": JUDGE} if mode == "hot_cold" else {}
+    return {**found, "plan": {"memory": w.memory, "mode": mode, **judge}}
 
 
 def auc_of(settings: Mapping[str, Any]) -> tuple[float, float]:
