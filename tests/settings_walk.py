@@ -21,7 +21,7 @@ class Walk(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """A test elsewhere shows what the setting changes, as it takes several ranks."""
+    """A test elsewhere shows what the setting changes, as it takes several ranks or a module."""
 
     file: str
     test: str
@@ -84,6 +84,12 @@ BUCKETS = {"name": "bucketise", "column": "price", "boundaries": [0.0]}
 WALK: dict[str, Walk | Shown] = {
     "Run.features": Walk({}, {"features": {"history": {"pooling": "sum"}}}),
     "Run.model": Walk({}, {"model": {"name": "dcnv2", "deep": [8]}}),
+    "Run.objective": Shown("train/test_own_classes.py", "test_an_objective_of_ones_own_is_trained_and_measured"),
+    "BinarySettings.label": Shown("objectives/test_labels.py", "test_a_run_trains_on_the_label_that_it_names"),
+    "OwnModel.name": Shown("train/test_own_classes.py", "test_a_model_of_ones_own_trains_by_its_name"),
+    "OwnModel.folder": Shown("train/test_own_classes.py", "test_a_module_is_found_where_the_run_file_says"),
+    "OwnObjective.name": Shown("train/test_own_classes.py", "test_an_objective_of_ones_own_is_trained_and_measured"),
+    "OwnObjective.folder": Shown("train/test_own_classes.py", "test_a_module_is_found_where_the_run_file_says"),
     "Run.optimizer": Walk({}, {"optimizer": {"name": "sgd"}}),
     "Run.policy": Walk({}, {"policy": {"name": "exact"}}, "calls"),
     "Run.plan": Walk({}, {"plan": {"memory": "6KiB"}}),

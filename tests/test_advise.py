@@ -13,7 +13,7 @@ from hotrow.data import Column, DataSet, DataSetWriter, Schema
 from hotrow.plan.topology import Link, Topology
 from hotrow.profile import find_groups
 from hotrow.run import load_run
-from hotrow.train.loop import train
+from hotrow.train.trainer import train
 
 FEATURES = (
     Column(name="user"),

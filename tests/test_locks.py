@@ -16,8 +16,8 @@ from hotrow.store.journal import Journal
 from hotrow.store.store import RowStore
 from hotrow.table import Table
 from hotrow.train.logs import RunFolder
-from hotrow.train.loop import train
 from hotrow.train.progress import Progress
+from hotrow.train.trainer import train
 from train.conftest import data, make_run, write_log  # noqa: F401
 
 HOLDS = """

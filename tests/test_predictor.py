@@ -19,7 +19,7 @@ from hotrow.settings import parse
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.evaluate import Ranker
 from hotrow.train.logs import RunFolder
-from hotrow.train.loop import train
+from hotrow.train.trainer import train
 
 MODELS = ("dlrm", "dcnv2", "deepfm", "wide_deep", "din", "transformer", "graph")
 EXPORTED = ("dlrm", "dcnv2", "deepfm", "wide_deep", "din")
@@ -398,7 +398,8 @@ def test_a_damaged_checkpoint_leaves_the_one_before_in_place(growing):
 
 
 def test_dense_parts_name_what_they_take(trained):
-    part = DensePart(Predictor(trained("din").output.folder)._now.model)
+    predictor = Predictor(trained("din").output.folder)
+    part = DensePart(predictor._now.model, predictor._inputs)
     assert part.sequences
     assert set(part.sequences).isdisjoint(part.features)
     assert np.all([name in part.model.inputs.names for name in (*part.sequences, *part.features)])

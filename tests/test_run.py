@@ -13,6 +13,7 @@ from hotrow.run import load_run
 from hotrow.store.optimizers import Adam, RowWiseAdagrad
 from hotrow.table import Feature
 from hotrow.toml import to_toml
+from hotrow.train.compatibility import refuse_problems
 
 SMALL = """
 [data]
@@ -95,8 +96,11 @@ def test_default_optimizers_can_be_changed_without_naming_them(run_file):
     assert (run.optimizer.name, run.optimizer.lr) == ("adam", 0.1)
 
 
-def test_a_model_without_a_name_is_refused(run_file):
-    assert 'model: a "name" is needed' in refused(run_file("[data]\npath = 'clicks'\n[model]\ntop = [8]\n"))
+def test_a_run_without_a_model_is_refused_before_it_starts(run_file):
+    for model in ("", "[model]\ntop = [8]\n"):
+        run = load_run(run_file(f"[data]\npath = 'clicks'\n{model}"))
+        with pytest.raises(SettingsError, match=r"model\.name: the run names no model"):
+            refuse_problems(run)
 
 
 def test_a_wide_model_gets_one_value_more_in_every_row(run_file):

@@ -14,7 +14,7 @@ from hotrow.cli import app
 from hotrow.data import DataSet, DataSetWriter, Reader
 from hotrow.run import Run
 from hotrow.settings import parse
-from hotrow.train.loop import train
+from hotrow.train.trainer import train
 from train.conftest import SCHEMA, samples
 
 

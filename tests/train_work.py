@@ -17,8 +17,8 @@ from hotrow.run import Run
 from hotrow.settings import parse
 from hotrow.store.optimizers import SGD
 from hotrow.tiers import HostTier
-from hotrow.train.loop import train
 from hotrow.train.ranks import Ranks
+from hotrow.train.trainer import train
 from hotrow.world import World
 
 

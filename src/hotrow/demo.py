@@ -15,8 +15,8 @@ from typing import Any
 from hotrow.data import prepare
 from hotrow.data.synth import SynthSettings, write_log
 from hotrow.run import load_run
-from hotrow.train.loop import train
 from hotrow.train.progress import Progress
+from hotrow.train.trainer import train
 
 RUN_FILE = """\
 # The run of `hotrow demo`. Change it and run it again: hotrow train run.toml --overwrite

@@ -129,6 +129,7 @@ class Embeddings(nn.Module):
         self.router = Router(self._with_named(tiers, plan), plan)
         self.device_tier = self._computing_tier()
         self.prepare: Callable[[DeviceLookup], Any] | None = None  # instead of sending a grouped batch to the device
+        self.on_step: Callable[[], None] | None = None  # instead of applying the update here and now
         self._layouts: dict[tuple[tuple[str, ...], ...], Layout] = {}
         self._pending: list[Lookup] = []
         self._pending_said = False
@@ -216,7 +217,10 @@ class Embeddings(nn.Module):
                 return
         elif scaler is None and self._pending:
             refuse_scaled()
-        self.finish().apply()
+        if self.on_step is not None:
+            self.on_step()
+        else:
+            self.finish().apply()
 
     def finish(self) -> Update:
         """Ends a step: takes all gradients that came since the last one, to be applied now or later.

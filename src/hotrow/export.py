@@ -11,8 +11,9 @@ Its one argument is a dictionary of tensors, which `Predictor.inputs` makes of s
     NAME_lengths[B]          how many of these rows count
 
 A sequence that the model only averages comes averaged, among the vectors. Any batch size and any T fit, unless one was
-asked for. dlrm, dcnv2, deepfm, wide_deep and din export. The transformer and the graph model do not: they sort samples
-into buckets by the lengths they find, and a program has no shape for that.
+asked for. dlrm, dcnv2, deepfm, wide_deep and din export, and models of your own, whose sequences all come row by row.
+The transformer and the graph model say `static_shapes = False` and do not: they sort samples into buckets by the
+lengths they find, and a program has no shape for that.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hotrow.embedded import Embedded, JaggedRows, PooledGroup
 from hotrow.errors import HotrowError, SettingsError
-from hotrow.models import DIN, GraphModel, RankingModel, Transformer
+from hotrow.models import DIN, ModelInputs, RankingModel
 from hotrow.models.model import mean_of
 
 VECTORS, DENSE = "vectors", "dense"
@@ -40,28 +42,28 @@ def lengths_name(sequence: str) -> str:
 class DensePart(nn.Module):
     """A model that takes plain tensors instead of an `Embedded`."""
 
-    def __init__(self, model: RankingModel) -> None:
+    def __init__(self, model: nn.Module, inputs: ModelInputs) -> None:
         super().__init__()
-        if isinstance(model, Transformer | GraphModel):
-            name = "transformer" if isinstance(model, Transformer) else "graph"
+        if not getattr(model, "static_shapes", True):
             raise SettingsError(
-                f"The dense part of {name} cannot be exported: the shapes it computes with depend on the samples. "
-                f"dlrm, dcnv2, deepfm, wide_deep and din can be; this one is served by hotrow.Predictor."
+                f"The dense part of {type(model).__name__} cannot be exported: the shapes it computes with depend on "
+                f"the samples. This one is served by hotrow.Predictor."
             )
-        self.model = model
+        self.model, self._inputs = model, inputs
         self.sequences = tuple(model.targets) if isinstance(model, DIN) else ()
-        self.features = tuple(name for name in model.inputs.names if name not in self.sequences)
+        if not isinstance(model, RankingModel):  # which averages all other sequences itself
+            self.sequences = inputs.sequences
+        self.features = tuple(name for name in inputs.names if name not in self.sequences)
         for name in self.sequences:
             if {name, lengths_name(name)} & {VECTORS, DENSE}:
                 raise SettingsError(f'The sequence "{name}" has the name of another input; rename it to export.')
 
-    def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Logits `[B]`."""
-        dims = tuple(self.model.inputs.dims[name] for name in self.features)
+    def forward(self, inputs: Mapping[str, Tensor]) -> Any:
+        """What the model gives: logits `[B]`, or several tensors by name."""
+        dims = tuple(self._inputs.dims[name] for name in self.features)
         pooled = [PooledGroup(self.features, dims, inputs[VECTORS], None)] if self.features else []
         sequences = {name: _jagged(inputs[name], inputs[lengths_name(name)]) for name in self.sequences}
-        logits: Tensor = self.model(Embedded(pooled, sequences), inputs.get(DENSE))
-        return logits
+        return self.model(Embedded(pooled, sequences), inputs.get(DENSE))
 
     def inputs(self, embedded: Embedded, dense: Tensor | None) -> dict[str, Tensor]:
         """What `forward` takes for samples that were looked up."""
@@ -77,21 +79,21 @@ class DensePart(nn.Module):
 
     def example(self, size: int) -> dict[str, Tensor]:
         """Inputs of `size` samples, of zeros, as long as sequences need to be for a program that takes any."""
-        dims = self.model.inputs.dims
+        dims = self._inputs.dims
         found = {VECTORS: torch.zeros(size, sum(dims[name] for name in self.features))}
         for name in self.sequences:
             found[name] = torch.zeros(size, 3, dims[name])
             found[lengths_name(name)] = torch.arange(size) % 4
-        return {**found, DENSE: torch.zeros(size, self.model.inputs.dense)} if self.model.inputs.dense else found
+        return {**found, DENSE: torch.zeros(size, self._inputs.dense)} if self._inputs.dense else found
 
 
-def export(model: RankingModel, path: Path, *, batch_size: int | None = None) -> Path:
+def export(model: nn.Module, inputs: ModelInputs, path: Path, *, batch_size: int | None = None) -> Path:
     """Writes the program to `path`, whole or not at all; for one batch size if given, else for any."""
     if path.suffix != ".pt2":
         raise SettingsError(f"An exported program is a .pt2 file; name it {path.with_suffix('.pt2')}.")
     if batch_size is not None and batch_size < 1:
         raise SettingsError(f"A batch has at least one sample, not {batch_size}.")
-    part = DensePart(model).eval()
+    part = DensePart(model, inputs).eval()
     example = part.example(batch_size or 5)  # 0 and 1 would be taken for constants
     samples, length = torch.export.Dim("samples"), torch.export.Dim("length")
     shapes = {

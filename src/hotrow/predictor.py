@@ -21,9 +21,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hotrow.data.batch import Batch
 from hotrow.data.fresh import Columns, request_of
@@ -33,13 +34,15 @@ from hotrow.embeddings import Embeddings
 from hotrow.errors import CheckpointError, HotrowError, NotFiniteError, SettingsError
 from hotrow.export import DensePart, export
 from hotrow.lookup import Lookup
-from hotrow.models import ModelInputs, RankingModel, build
+from hotrow.models import ModelInputs, build
+from hotrow.objectives import Objective, ObjectiveInputs, one_output
 from hotrow.run import Run
 from hotrow.store.copy import Changes, after, read_only
 from hotrow.store.snapshot import chain, check_tables, read_manifest
 from hotrow.table import Feature, Table
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.dense import DenseForward
+from hotrow.train.evaluate import labels_of, not_finite
 from hotrow.train.logs import find_run
 from hotrow.train.pipeline import Gate
 
@@ -54,7 +57,7 @@ class Version:
     step: int
     snapshot: str
     embeddings: Embeddings
-    model: RankingModel
+    model: nn.Module
     dense: DenseForward
 
 
@@ -66,14 +69,25 @@ class Predictor:
     Any number of threads may score at once, also while it refreshes. Use it as a context, or call `close`.
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        model: type[nn.Module] | None = None,
+        objective: type[Objective] | None = None,
+        trust_model: bool = False,
+    ) -> None:
+        """A run with a class that is not Hotrow's needs that class, or `trust_model`, which imports what it names."""
         folder, self._fixed = find_run(Path(path))
-        self._folder = folder
-        self.run: Run = folder.run()
+        self._folder, self._trust = folder, trust_model
+        self._classes: dict[str, Any] = {"model": model, "objective": objective}
+        self.run: Run = self._run_of_folder()
         self.schema: Schema = folder.schema(self.run)
         """What the columns of a request are."""
         after_steps = schema_after(self.run.data.steps, self.schema)
         self._features: list[Feature] = self.run.features_of(after_steps.feature_settings())
+        given = ObjectiveInputs(self._features, labels_of(after_steps), self.run.train.seed)
+        self.objective: Objective = self.run.objective.build(given)
         self._tables: list[Table] = self.run.tables_of(feature.table for feature in self._features)
         dims = {table.name: table.dim for table in self._tables}
         self._inputs = ModelInputs(
@@ -100,23 +114,36 @@ class Predictor:
 
     def score(self, samples: Batch | Columns) -> Tensor:
         """The chance of each sample, `[B]`: of a batch, or of columns named as the data set names them."""
-        return torch.sigmoid(self.logits(samples))
-
-    def logits(self, samples: Batch | Columns) -> Tensor:
-        """The logit of each sample, `[B]`; what `hotrow evaluate` takes its metrics of."""
         batch = self.batch(samples)
         if not len(batch):
             return torch.empty(0)
+        found = self.predict(batch)
+        if len(found) != 1:
+            raise SettingsError(f"This run predicts {', '.join(found)}: take `predict`, which gives each by name.")
+        return next(iter(found.values()))
+
+    def predict(self, samples: Batch | Columns) -> dict[str, Tensor]:
+        """What the objective says of each sample, by name: `score`, or a name for each label."""
+        return self.objective.predict(self.outputs(samples))
+
+    def logits(self, samples: Batch | Columns) -> Tensor:
+        """The logit of each sample, `[B]`, where the model gives one."""
+        batch = self.batch(samples)
+        return one_output(self.outputs(batch), "logits") if len(batch) else torch.empty(0)
+
+    def outputs(self, samples: Batch | Columns) -> Any:
+        """What the model gives for each sample; what `hotrow evaluate` takes its metrics of."""
+        batch = self.batch(samples)
         with torch.no_grad():
             version, lookup = self._looked_up(batch)
-            logits = version.dense(version.embeddings.embed(lookup), batch.dense)
-        if unusable := len(logits) - int(torch.isfinite(logits).sum()):
+            outputs = version.dense(version.embeddings.embed(lookup), batch.dense)
+        if unusable := not_finite(outputs):
             raise NotFiniteError(
-                f"The answer for {unusable:,} of {len(logits):,} samples is no finite number: {version.checkpoint} "
+                f"The answer for {unusable:,} of {len(batch):,} samples is no finite number: {version.checkpoint} "
                 f"holds weights or rows that are not, or the samples' dense values are too large. Open another "
                 f"checkpoint, or mend the samples."
             )
-        return logits
+        return outputs
 
     def batch(self, samples: Batch | Columns) -> Batch:
         """Columns as a batch, with the run's steps done; a batch as it is, for a reader has done them."""
@@ -168,11 +195,11 @@ class Predictor:
         batch = self.batch(samples)
         with torch.no_grad():
             version, lookup = self._looked_up(batch)
-            return DensePart(version.model).inputs(version.embeddings.embed(lookup), batch.dense)
+            return DensePart(version.model, self._inputs).inputs(version.embeddings.embed(lookup), batch.dense)
 
     def export(self, path: Path | str, *, batch_size: int | None = None) -> Path:
         """Writes the dense part as a `torch.export` program, for any batch size or for one; see `hotrow.export`."""
-        return export(self._now.model, Path(path), batch_size=batch_size)
+        return export(self._now.model, self._inputs, Path(path), batch_size=batch_size)
 
     def close(self) -> None:
         """Ends following. Requests under way are answered."""
@@ -229,7 +256,8 @@ class Predictor:
             self._refuse_another_run()
         changes = Changes(folders if since is None else since)
         embeddings = self._empty() if before is None or since is None else before.embeddings
-        dense = DenseForward(model, _CPU, precision=self.run.train.precision)
+        outputs = self.objective.outputs
+        dense = DenseForward(model, _CPU, precision=self.run.train.precision, outputs=outputs)
         version = Version(folder, checkpoint.step, rows["id"], embeddings, model, dense)
         if before is None or embeddings is not before.embeddings:
             changes.apply(embeddings.router)
@@ -246,7 +274,7 @@ class Predictor:
 
     def _refuse_another_run(self) -> None:
         """A run folder may be used again: what stands alone may be of a run that sees features differently."""
-        now = self._folder.run()
+        now = self._run_of_folder()
         same = now.model == self.run.model and now.features == self.run.features
         if not same or now.data.steps != self.run.data.steps or self._folder.schema(now) != self.schema:
             raise self._another_run()
@@ -260,7 +288,11 @@ class Predictor:
             f"have changed. Open it again."
         )
 
-    def _model(self, checkpoint: Checkpoint) -> RankingModel:
+    def _run_of_folder(self) -> Run:
+        run = self._folder.run()
+        return (run.trusted() if self._trust else run).with_classes(**self._classes)
+
+    def _model(self, checkpoint: Checkpoint) -> nn.Module:
         if self._version is not None:
             model = copy.deepcopy(self._version.model)
         else:

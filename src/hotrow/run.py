@@ -16,18 +16,20 @@ of the run file, wherever the command is given.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
+from torch import nn
 
 from hotrow.data.growing import Follow
 from hotrow.data.neighbours import Neighbours
 from hotrow.data.steps import Step
 from hotrow.errors import SettingsError, nearest
-from hotrow.models import Model
+from hotrow.models import Model, OwnModel
+from hotrow.objectives import BinarySettings, Objective, ObjectiveSettings, OwnObjective
 from hotrow.policy import Policy, Sync
 from hotrow.settings import Settings, parse
 from hotrow.sizes import parse_size
@@ -219,15 +221,15 @@ class EarlyStopping(Settings):
     The run then stands for its best checkpoint: what it says it reached, what is evaluated and what answers.
     """
 
-    metric: Literal["auc", "log_loss", "normalized_entropy", "user_auc"] = "auc"
+    metric: str = Field("", description="which one; the objective's first if not given: auc")
     patience: int = Field(3, ge=1, description="evaluations without a better value")
     min_delta: float = Field(0.0, ge=0, description="what counts as better")
 
-    def better(self, value: float, best: float | None) -> bool:
+    def better(self, value: float, best: float | None, which: Literal["larger", "smaller"]) -> bool:
         """Whether `value` improves on the best so far."""
         if best is None:
             return True
-        gain = value - best if self.metric in ("auc", "user_auc") else best - value
+        gain = value - best if which == "larger" else best - value
         return gain > self.min_delta
 
 
@@ -270,7 +272,8 @@ class Run(Settings):
     data: Data
     tables: Tables = Tables()
     features: dict[str, FeatureSection] = Field(default_factory=dict)
-    model: Model
+    model: Model = OwnModel()
+    objective: ObjectiveSettings = BinarySettings()
     optimizer: DenseOptimizer = DenseAdam()
     policy: Policy = Sync()
     train: Train = Train()
@@ -283,10 +286,40 @@ class Run(Settings):
     def _adam_unless_named(cls, value: Any) -> Any:
         return {"name": "adam", **value} if isinstance(value, dict) else value
 
+    @field_validator("objective", mode="before")
+    @classmethod
+    def _binary_unless_named(cls, value: Any) -> Any:
+        return {"name": "binary", **value} if isinstance(value, dict) else value
+
     @field_validator("policy", mode="before")
     @classmethod
     def _sync_unless_named(cls, value: Any) -> Any:
         return {"name": "sync", **value} if isinstance(value, dict) else value
+
+    @staticmethod
+    def load(path: Path | str, overrides: Sequence[str] = ()) -> Run:
+        """The run of a run file. `overrides` are settings in its place, as in "train.epochs=2"."""
+        return load_run(path, overrides)
+
+    def trusted(self, folder: Path | None = None) -> Run:
+        """The same, whose own classes may be imported; from `folder`, where they do not say another."""
+        own = {name: value.trusted(folder) for name, value in self._own()}
+        return self.model_copy(update=own)
+
+    def with_classes(self, model: type[nn.Module] | None = None, objective: type[Objective] | None = None) -> Run:
+        """The same with classes that the caller has at hand."""
+        found: dict[str, Any] = {}
+        if model is not None:
+            found["model"] = _own_of(OwnModel, self.model).given(model)
+        if objective is not None:
+            found["objective"] = _own_of(OwnObjective, self.objective).given(objective)
+        return self.model_copy(update=found)
+
+    def _own(self) -> Iterator[tuple[str, OwnModel | OwnObjective]]:
+        for name in ("model", "objective"):
+            value = getattr(self, name)
+            if isinstance(value, OwnModel | OwnObjective):
+                yield name, value
 
     def tables_of(self, names: Iterable[str]) -> list[Table]:
         """The tables called `names`, with their settings; refuses a section for a table that is not there.
@@ -297,7 +330,7 @@ class Run(Settings):
         for name in self.tables.named:
             if name not in known:
                 raise SettingsError(f'tables.{name}: the data set has no table "{name}".{nearest(name, known)}')
-        extra = 1 if self.model.wide else 0
+        extra = self.model.extra_row_values
         tables = [self.tables.table(name) for name in known]
         return [t.model_copy(update={"dim": t.dim + extra}) for t in tables]
 
@@ -313,6 +346,18 @@ class Run(Settings):
     def to_toml(self) -> str:
         """These settings, defaults and all, as a run file that can be run again."""
         return to_toml(self.model_dump(mode="json", exclude_none=True))
+
+
+def _own_of(kind: type[Any], said: Any) -> Any:
+    """The section as one for an own class, whose settings it then holds; refuses one that names a built-in."""
+    if isinstance(said, kind):
+        return said
+    if said != type(said)():
+        raise SettingsError(
+            f'{kind.what}.name: the run names "{said.name}", and a class is passed too. Take the name and its settings '
+            f"out of the run, or pass no class."
+        )
+    return kind()
 
 
 def _unknown(what: str, name: str, known: Iterable[str]) -> PydanticCustomError:
@@ -342,7 +387,7 @@ def load_run(path: Path | str, overrides: Sequence[str] = ()) -> Run:
         found["plan"] = run.plan.model_copy(update={"path": (here / run.plan.path).resolve()})
     if run.cluster.key is not None:
         found["cluster"] = run.cluster.model_copy(update={"key": (here / run.cluster.key).resolve()})
-    return run.model_copy(update=found)
+    return run.model_copy(update=found).trusted(here)
 
 
 def _data_from(here: Path, data: Data) -> Data:

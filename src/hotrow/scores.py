@@ -9,7 +9,7 @@ Memory is one batch and one piece of the log.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -138,18 +138,20 @@ def write_scores(
 
 def _write(predictor: Predictor, batches: Log | Reader, out: Path, progress: Progress) -> dict[str, Any]:
     """Beside first, then in place."""
-    samples, total = 0, 0.0
+    samples, totals = 0, dict[str, float]()
     writer: pq.ParquetWriter | None = None
     progress.start(0, 0, "Scoring batch")
     with replacing(out, "The scores") as beside:
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
             for done, batch in enumerate(batches, start=1):
-                scores = predictor.score(batch)
-                table = _table(batch, scores.numpy(), not isinstance(batches, Log) or batches.labelled)
+                found = {name: value.numpy() for name, value in predictor.predict(batch).items()}
+                table = _table(batch, found, not isinstance(batches, Log) or batches.labelled)
                 writer = writer or pq.ParquetWriter(beside, table.schema, compression="zstd")
                 writer.write_table(table)
-                samples, total = samples + len(batch), total + float(scores.double().sum())
+                samples += len(batch)
+                for name, value in found.items():
+                    totals[name] = totals.get(name, 0.0) + float(value.sum(dtype="float64"))
                 progress.step(done, len(batch), None)
             if writer is None:
                 raise DataError("There is no sample to score.")
@@ -157,11 +159,11 @@ def _write(predictor: Predictor, batches: Log | Reader, out: Path, progress: Pro
             progress.stop()
             if writer is not None and writer.is_open:
                 writer.close()
-    return {"samples": samples, "mean_score": total / samples}
+    return {"samples": samples, **{f"mean_{name}": total / samples for name, total in totals.items()}}
 
 
-def _table(batch: Batch, scores: Any, labelled: bool) -> pa.Table:
-    columns: dict[str, Any] = {"score": scores}
+def _table(batch: Batch, found: Mapping[str, Any], labelled: bool) -> pa.Table:
+    columns: dict[str, Any] = dict(found)
     if labelled:
         columns["label"] = pa.nulls(len(batch), pa.float32()) if batch.labels is None else batch.labels.numpy()
     if batch.users is not None:

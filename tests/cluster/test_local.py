@@ -17,7 +17,7 @@ from hotrow.errors import CheckpointError, HotrowError, SettingsError
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.evaluate import evaluate_path
 from hotrow.train.logs import RunFolder
-from hotrow.train.loop import train
+from hotrow.train.trainer import train
 from watching import Watching
 
 EXACT = {"model": {"name": "wide_deep", "deep": [8], "dropout": 0.0}, "data__batch_size": 40}

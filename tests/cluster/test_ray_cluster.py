@@ -17,7 +17,7 @@ from hotrow.errors import ServiceError, SettingsError
 from hotrow.report.report import report
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.logs import RunFolder
-from hotrow.train.loop import train
+from hotrow.train.trainer import train
 from hotrow.world import World
 from test_pages import ROOT, run_page
 from watching import Watching

@@ -18,7 +18,7 @@ from hotrow.inspect import inspect
 from hotrow.run import Data, load_run
 from hotrow.settings import parse
 from hotrow.train.evaluate import evaluate_path
-from hotrow.train.loop import train
+from hotrow.train.trainer import train
 from session_logs import MOST, grouped, logs
 
 SEEN: list[np.ndarray] = []

@@ -42,7 +42,7 @@ def case_of() -> Callable[[ModelSettings], Case]:
             Feature(name="clicked", table="items", pooling="sequence"),
             Feature(name="read", table="pages", pooling="sequence"),
         )
-        dim = DIM + settings.wide
+        dim = DIM + settings.extra_row_values
         names = ("items", "users", "tags", "pages")
         tables = [Table(name=name, dim=dim, optimizer=Adagrad(lr=0.1)) for name in names]
         inputs = ModelInputs(features, {f.name: dim for f in features}, dense=2)

@@ -11,7 +11,7 @@ from hotrow.data.batch import Batch
 from hotrow.data.synth import auc
 from hotrow.run import Run
 from hotrow.train.evaluate import Ranker
-from hotrow.train.loop import train
+from hotrow.train.trainer import train
 
 SCALES = {"weight_scale", "weight_scales", "pair_scale"}
 """Buffers of Hotrow's models that a twin has as plain numbers."""
@@ -75,7 +75,7 @@ class Pair:
     @property
     def shape(self) -> plain.Shape:
         inputs = self.ranker.model.inputs
-        dim = inputs.dims[inputs.names[0]] - self.run.model.wide
+        dim = inputs.dims[inputs.names[0]] - self.run.model.extra_row_values
         return plain.Shape(self.numbers.count, inputs.names, inputs.dense, dim)
 
     @torch.no_grad()
@@ -86,7 +86,7 @@ class Pair:
         dim = self.shape.dim
         none = torch.zeros(1, rows[0].shape[1])
         state["rows.weight"] = torch.cat([none, *rows])[:, :dim]
-        if self.run.model.wide:
+        if self.run.model.extra_row_values:
             state["weights.weight"] = torch.cat([none, *rows])[:, dim:]
         state = {name: value for name, value in state.items() if not name.startswith(without or ("-",))}
         missing, unknown = twin.load_state_dict(state, strict=False)

@@ -51,9 +51,9 @@ def embeddings_and_model(
     model: ModelSettings, features: list[Feature], dim: int, dense: int
 ) -> tuple[Embeddings, RankingModel]:
     names = sorted({feature.table for feature in features})
-    tables = [Table(name=name, dim=dim + model.wide, optimizer=Adagrad(lr=0.1)) for name in names]
+    tables = [Table(name=name, dim=dim + model.extra_row_values, optimizer=Adagrad(lr=0.1)) for name in names]
     torch.manual_seed(3)
-    inputs = ModelInputs(features, {f.name: dim + model.wide for f in features}, dense=dense)
+    inputs = ModelInputs(features, {f.name: dim + model.extra_row_values for f in features}, dense=dense)
     return Embeddings(tables, features, seed=7), build(model, inputs)
 
 

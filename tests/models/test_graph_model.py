@@ -17,7 +17,7 @@ from hotrow.models import GraphSettings, ModelInputs, build
 from hotrow.run import Run
 from hotrow.settings import parse
 from hotrow.store.optimizers import SGD
-from hotrow.train.loop import train
+from hotrow.train.trainer import train
 
 DIMS = {"user": 3, "item": 5}
 TABLE = {"user": "user", "item": "item", "user_hop1": "item", "user_hop2": "user", "user_hop3": "item"}

@@ -97,7 +97,7 @@ def test_a_model_can_learn_what_only_two_features_together_tell(settings: ModelS
     torch.manual_seed(0)
     user, item = (t.reshape(-1) for t in torch.meshgrid(torch.arange(8), torch.arange(8), indexing="ij"))
     labels = ((user + item) % 2).to(torch.float32)
-    dim = 8 + settings.wide
+    dim = 8 + settings.extra_row_values
     features = [
         Feature(name="user"),
         Feature(name="item"),
@@ -133,7 +133,7 @@ def test_a_sequence_without_other_use_is_averaged_behind_the_pooled_features() -
 def test_settings_find_their_model_by_name() -> None:
     settings = TypeAdapter(Model).validate_python({"name": "dcnv2", "rank": 4, "deep": [32]})
     assert settings == DCNv2Settings(rank=4, deep=(32,))
-    assert [s.name for s in (DeepFMSettings(), WideDeepSettings()) if s.wide] == ["deepfm", "wide_deep"]
+    assert [s.name for s in (DeepFMSettings(), WideDeepSettings()) if s.extra_row_values] == ["deepfm", "wide_deep"]
     for wrong in ({"name": "dcn"}, {"name": "dlrm", "deep": [3]}, {"name": "dlrm", "top": [0]}):
         with pytest.raises(ValidationError):
             TypeAdapter(Model).validate_python(wrong)

@@ -20,7 +20,7 @@ from hotrow.data.graph import Graph
 from hotrow.data.synth import SynthSettings, write_log
 from hotrow.run import Run
 from hotrow.settings import parse
-from hotrow.train.loop import train
+from hotrow.train.trainer import train
 
 BAR = 0.003
 TWINS: dict[str, type[plain.Twin]] = {

@@ -12,7 +12,7 @@ from hotrow.run import Run
 from hotrow.settings import parse
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.evaluate import Ranker
-from hotrow.train.loop import train
+from hotrow.train.trainer import train
 
 SCHEMA = Schema(
     label="click",
@@ -114,16 +114,20 @@ def make_run(data, tmp_path):
 
 @pytest.fixture
 def same_weights():
-    """Asserts that two runs ended with the same dense arrays, rows, state and clocks, bit for bit."""
+    """Asserts that two runs ended with the same dense arrays, rows, state and clocks, bit for bit.
+
+    `hybrid` counts as used what it fetched ahead, trained on or not, so what it says of uses may differ.
+    """
 
     def check(one, two):
+        left_out = {"uses", "last"} if one.policy.name == "hybrid" else set()
         (step_a, steps_a, dense_a, tables_a), (step_b, steps_b, dense_b, tables_b) = _end(one), _end(two)
         assert (step_a, steps_a) == (step_b, steps_b)
         assert dense_a.keys() == dense_b.keys()
         for name in dense_a:
             assert torch.equal(dense_a[name], dense_b[name]), name
         for table in tables_a:
-            for column in tables_a[table]:
+            for column in tables_a[table].keys() - left_out:
                 assert np.array_equal(tables_a[table][column], tables_b[table][column]), (table, column)
 
     return check
@@ -155,7 +159,7 @@ def close_weights():
 @pytest.fixture
 def resumes_alike(make_run, tmp_path, same_weights):
     """Asserts that a run stopped at a step and resumed ends as one that was not, its lines of these kinds included."""
-    from test_loop import Interrupt, lines
+    from test_trainer import Interrupt, lines
 
     def check(settings, stop, kinds):
         whole = make_run(**settings, output__folder=str(tmp_path / "whole"))

@@ -23,10 +23,10 @@ from hotrow.data import DataSet, Reader, prepare
 from hotrow.data.synth import SynthSettings, write_log
 from hotrow.embedded import PooledGroup
 from hotrow.models import DLRMSettings, ModelInputs, build
+from hotrow.objectives.binary_metrics import BinaryMetrics
 from hotrow.store.optimizers import Adagrad
 from hotrow.store.store import RowStore
 from hotrow.table import Uniform
-from hotrow.train.metrics import Metrics
 
 DIM = 8
 INIT = Uniform(scale=0.01)
@@ -130,7 +130,7 @@ def trained_auc(
         dense.step()
         step()
 
-    metrics = Metrics()
+    metrics = BinaryMetrics()
     embeddings.eval()
     with torch.no_grad():
         for batch in test:

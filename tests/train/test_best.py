@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from test_loop import Interrupt, lines
+from test_trainer import Interrupt, lines
 
 from hotrow import Predictor
 from hotrow.data import DataSet
@@ -13,11 +13,11 @@ from hotrow.errors import CheckpointError, DataError, HotrowError, SettingsError
 from hotrow.inspect import inspect
 from hotrow.scores import write_scores
 from hotrow.train import best as best_module
-from hotrow.train import hot_cold, loop
+from hotrow.train import hot_cold, trainer
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.evaluate import evaluate_path
-from hotrow.train.loop import train
 from hotrow.train.progress import Progress
+from hotrow.train.trainer import train
 
 STOPPING = {"train__epochs": 9, "train__evaluate_every": 4, "train__early_stopping": {"metric": "auc", "patience": 3}}
 OVERFITS = {"tables__optimizer": {"name": "adam", "lr": 0.3}}
@@ -122,7 +122,7 @@ def test_a_run_killed_after_its_best_and_resumed_comes_to_the_same(make_run, jud
 
 def test_a_predictor_that_follows_takes_over_a_better_checkpoint_and_no_worse_one(make_run, judged, monkeypatch):
     values = iter([0.6, 0.5, 0.7, 0.6])
-    monkeypatch.setattr(loop, "evaluate", lambda ranker, split: {"auc": next(values)})
+    monkeypatch.setattr(trainer, "evaluate", lambda ranker, split: {"auc": next(values)})
     settings = {**STOPPING, "data__path": str(judged), "train__incremental": 9, "train__checkpoint_every": 2}
     run = make_run(**settings)
     train(run, progress=Interrupt(9))
@@ -135,7 +135,7 @@ def test_a_predictor_that_follows_takes_over_a_better_checkpoint_and_no_worse_on
 
 def test_a_best_checkpoint_that_could_not_be_written_is_said(make_run, monkeypatch):
     values = iter([0.6, 0.7, 0.5, 0.5, 0.5])
-    monkeypatch.setattr(loop, "evaluate", lambda ranker, split: {"auc": next(values)})
+    monkeypatch.setattr(trainer, "evaluate", lambda ranker, split: {"auc": next(values)})
     monkeypatch.setattr(best_module, "evaluate", lambda ranker, split: {"auc": 0.1})
     run, heard = make_run(**STOPPING), Heard()
     save = Checkpoints.save
@@ -181,6 +181,6 @@ def test_hot_and_cold_turns_go_by_validation(make_run, judged, monkeypatch):
 
 
 def test_a_metric_that_validation_does_not_give_is_said_with_its_name(make_run, judged, monkeypatch):
-    monkeypatch.setattr(loop, "evaluate", lambda ranker, split: {"log_loss": 0.5})
+    monkeypatch.setattr(trainer, "evaluate", lambda ranker, split: {"log_loss": 0.5})
     with pytest.raises(HotrowError, match='watches "auc", which split "validation" does not'):
         train(make_run(**STOPPING, data__path=str(judged)))

@@ -12,7 +12,7 @@ from hotrow.cluster.ray_cluster import RayCluster
 from hotrow.data import DataSet, DataSetWriter
 from hotrow.errors import SettingsError
 from hotrow.train.compatibility import problems
-from hotrow.train.loop import train
+from hotrow.train.trainer import train
 from train.conftest import SCHEMA, samples
 from train.test_follow import put
 

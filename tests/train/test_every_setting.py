@@ -28,11 +28,11 @@ from hotrow.run import Run, Tables, TableSection
 from hotrow.scores import write_scores
 from hotrow.service.shard import Shard
 from hotrow.settings import Settings, parse
-from hotrow.train import evaluate
+from hotrow.train import evaluate, policies
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.logs import RunFolder
-from hotrow.train.loop import train
 from hotrow.train.progress import Progress
+from hotrow.train.trainer import train
 from settings_walk import WALK, Shown, Walk
 from train.conftest import SCHEMA, samples
 
@@ -207,7 +207,8 @@ def _calls(stack: ExitStack) -> list[Any]:
 
     ahead = ("ahead", "told", "lead", "staleness", "ramp", "worst")
     for pipeline in ("Pipeline", "HybridPipeline", "ExactPipeline"):
-        watch(evaluate, pipeline, ahead)
+        watch(policies, pipeline, ahead)
+    watch(evaluate, "Pipeline", ahead)
     watch(torch, "set_num_threads")
     watch(_native, "Cache", ("capacity", "keep", "popular", "bound"))
     stack.enter_context(mock.patch.object(torch, "compile", lambda model: calls.append("compile") or model))

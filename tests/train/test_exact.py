@@ -14,8 +14,8 @@ from hotrow.store.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
 from hotrow.table import ByCount, ByProbability, Eviction
 from hotrow.tiers import HostTier
 from hotrow.train.exact import ExactPipeline
-from hotrow.train.loop import train
 from hotrow.train.pipeline import Pipeline
+from hotrow.train.trainer import train
 from shapes import _COMMON, Case, cases
 from travel import RemoteHost, assert_same_bits, columns, travel
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from test_loop import lines
+from test_trainer import lines
 
 from hotrow import Embeddings, Feature, Predictor, Table
 from hotrow.data import Column, DataSet, DataSetWriter, Schema
@@ -15,10 +15,9 @@ from hotrow.errors import NotFiniteError, SettingsError
 from hotrow.run import Run
 from hotrow.settings import parse
 from hotrow.store.optimizers import SGD
-from hotrow.train import loop
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.evaluate import Ranker, evaluate, evaluate_path
-from hotrow.train.loop import train
+from hotrow.train.trainer import Trainer, train
 from train.conftest import samples
 
 NAN = float("nan")
@@ -26,20 +25,21 @@ NAN = float("nan")
 
 def spoil(monkeypatch, step, what):
     """Has the losses of a run, a dense weight or a row be no number from a step on, whose checkpoint is not put off."""
-    made = loop.Trainer._step
+    made = Trainer.step
 
-    def spoiled(trainer, fetched):
+    def spoiled(trainer, ready):
         trainer.checkpoints.wait()
-        made(trainer, fetched)
+        loss = made(trainer, ready)
         if what == "loss" and trainer.state.step >= step:
-            trainer._loss += NAN
+            trainer.losses._sum += NAN
         if what == "dense" and trainer.state.step == step:
-            next(iter(trainer.ranker.model.parameters())).data.view(-1)[0] = NAN
+            next(iter(trainer.model.parameters())).data.view(-1)[0] = NAN
         if what == "rows" and trainer.state.step == step:
-            store = trainer.ranker.embeddings.router.tiers["host"].stores()["user"]
+            store = trainer.embeddings.router.tiers["host"].stores()["user"]
             store.import_(row_of(store.table, np.inf))
+        return loss
 
-    monkeypatch.setattr(loop.Trainer, "_step", spoiled)
+    monkeypatch.setattr(Trainer, "step", spoiled)
 
 
 def row_of(table, value):

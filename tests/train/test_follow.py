@@ -21,7 +21,7 @@ from hotrow.errors import DataError, HotrowError, SettingsError
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.evaluate import Ranker
 from hotrow.train.follow import Following
-from hotrow.train.loop import train
+from hotrow.train.trainer import train
 from train.conftest import SCHEMA, samples
 from train.test_kill import KILLED, start
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_loop import lines
 from test_planned import OPTIMIZERS, SESSIONS, SMALL
+from test_trainer import lines
 
 from hotrow.data import DataSet, DataSetWriter
 from hotrow.errors import SettingsError
@@ -13,7 +13,7 @@ from hotrow.plan import Plan, Share
 from hotrow.train import hot_cold
 from hotrow.train.feed import Feed
 from hotrow.train.hot_cold import FALLS, LEAST, LOOKS, MOST, START, HotCold, Schedule, hot_samples
-from hotrow.train.loop import train
+from hotrow.train.trainer import train
 from session_logs import grouped, logs
 
 PLAN = {"memory": "12KiB", "mode": "hot_cold"}

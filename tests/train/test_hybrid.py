@@ -19,8 +19,8 @@ from hotrow.train.checkpoint import Checkpoint
 from hotrow.train.evaluate import evaluate_path
 from hotrow.train.hybrid import HybridPipeline
 from hotrow.train.logs import RunFolder
-from hotrow.train.loop import train
 from hotrow.train.phases import Phases
+from hotrow.train.trainer import train
 from shapes import cases
 from travel import Recorder, RemoteHost, batches, threads_of, travel
 

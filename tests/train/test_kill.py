@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hotrow.train.loop import train
+from hotrow.train.trainer import train
 
 # Runs `hotrow train --resume` and kills itself at the n-th change to the file system below a folder.
 KILLED = """

@@ -8,8 +8,8 @@ import pytest
 
 from hotrow.errors import CheckpointError
 from hotrow.train.logs import Log, RunFolder
-from hotrow.train.loop import train
 from hotrow.train.progress import Bar, Lines, duration
+from hotrow.train.trainer import train
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import torch
 
 from hotrow.train import machine
 from hotrow.train.logs import RunFolder
-from hotrow.train.loop import train
 from hotrow.train.machine import Machine, memory_bytes
 from hotrow.train.phases import Phases
+from hotrow.train.trainer import train
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from hotrow.run import EarlyStopping, Run, Train
 from hotrow.settings import parse
 from hotrow.train.evaluate import evaluate_path
 from hotrow.train.logs import RunFolder
-from hotrow.train.loop import train
 from hotrow.train.progress import Progress
 from hotrow.train.state import Result
+from hotrow.train.trainer import train
 
 MODELS = {
     "dlrm": {"bottom": [6], "top": [8]},

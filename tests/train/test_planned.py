@@ -6,7 +6,7 @@ import signal
 import numpy as np
 import pytest
 from test_kill import KILLED, start
-from test_loop import lines
+from test_trainer import lines
 
 from hotrow.data import DataSet
 from hotrow.errors import DataError, SettingsError
@@ -17,8 +17,8 @@ from hotrow.run import load_run
 from hotrow.sizes import parse_size
 from hotrow.table import Table
 from hotrow.train.compatibility import problems
-from hotrow.train.loop import train
 from hotrow.train.progress import Progress
+from hotrow.train.trainer import train
 
 OPTIMIZERS = {
     "sgd": {"name": "sgd", "lr": 0.5, "weight_decay": 0.01},

@@ -8,7 +8,7 @@ from hotrow.plan import Plan, Share
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.evaluate import Ranker
 from hotrow.train.logs import RunFolder
-from hotrow.train.loop import train
+from hotrow.train.trainer import train
 from ranks import Ranks
 
 LINK = {"bandwidth": 1e8, "latency": 0.0}

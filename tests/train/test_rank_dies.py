@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from hotrow.train.logs import RunFolder
-from hotrow.train.loop import train
+from hotrow.train.trainer import train
 
 # Trains as `hotrow train RUN.toml --resume`; the first time rank 1 kills itself in the middle of a step.
 WORKER = """

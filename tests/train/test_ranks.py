@@ -19,8 +19,8 @@ from hotrow.service.shard import Shard
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.evaluate import Ranker, evaluate, evaluate_path
 from hotrow.train.logs import RunFolder
-from hotrow.train.loop import train
 from hotrow.train.ranks import Ranks as OneRank
+from hotrow.train.trainer import train
 from hotrow.world import World
 from ranks import Ranks
 from serving import shards as served_by

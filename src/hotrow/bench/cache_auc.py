@@ -42,6 +42,7 @@ from hotrow.data.synth import SynthSettings, write_log
 from hotrow.embeddings import Embeddings
 from hotrow.lookup import Lookup
 from hotrow.models import Model, ModelInputs, build
+from hotrow.objectives.binary_metrics import BinaryMetrics
 from hotrow.plan import Plan
 from hotrow.profile.counts import KeyCounts
 from hotrow.schedule import Linear
@@ -51,7 +52,6 @@ from hotrow.tiers import HostTier
 from hotrow.tiers.cache_check import Checker
 from hotrow.tiers.cached import Cache, CachedTier
 from hotrow.train.dense import DenseAdam, DenseStep
-from hotrow.train.metrics import Metrics
 from hotrow.world import World
 
 WORKERS, DIM, SHARE = 4, 8, 0.10
@@ -192,7 +192,7 @@ def train(
     torch.manual_seed(seed)
     settings = TypeAdapter(Model).validate_python(dict(model))
     features = data.schema.feature_settings()
-    dim = DIM + (1 if settings.wide else 0)
+    dim = DIM + settings.extra_row_values
     names = list(dict.fromkeys(feature.table for feature in features))
     falling = Linear(steps=epochs * data.samples("train") // (batch_size * WORKERS) + 1)
     tables = [Table(name=name, dim=dim, optimizer=RowWiseAdagrad(lr=RATE, schedule=falling)) for name in names]
@@ -278,7 +278,7 @@ class _Worker:
 
 
 def _auc(model: torch.nn.Module, embeddings: Embeddings, data: DataSet) -> float:
-    metrics = Metrics()
+    metrics = BinaryMetrics()
     model.eval()
     embeddings.eval()
     with torch.no_grad():

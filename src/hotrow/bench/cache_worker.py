@@ -112,7 +112,7 @@ def main(work: Work) -> None:
     _meet(work)
     settings = TypeAdapter(Model).validate_python(work.model)
     features, batches = _drawn(work) if work.keys else _read(work)
-    dim = work.dim + (1 if settings.wide else 0)
+    dim = work.dim + settings.extra_row_values
     names = list(dict.fromkeys(feature.table for feature in features))
     tables = [Table(name=name, dim=dim, optimizer=RowWiseAdagrad(lr=0.05)) for name in names]
     checker = Checker(_bound(work), sample=16) if work.checked else None

@@ -29,7 +29,7 @@ from hotrow.data import DataSet, prepare
 from hotrow.data.synth import SynthSettings, write_log
 from hotrow.run import Run
 from hotrow.settings import parse
-from hotrow.train.loop import train
+from hotrow.train.trainer import train
 
 MUST, AIM = 0.0005, 0.0001
 SAMPLES = 1_500_000

@@ -26,7 +26,7 @@ from hotrow.bench.report import Report, add, missing, new_report
 from hotrow.run import Run
 from hotrow.settings import parse
 from hotrow.train.logs import RunFolder
-from hotrow.train.loop import train
+from hotrow.train.trainer import train
 
 MUST, AIM = 0.001, 0.0003
 BOUNDS = (4, 16, 64)

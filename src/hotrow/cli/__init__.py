@@ -36,6 +36,9 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; can be given several times."),
 ]
+TrustModel = Annotated[
+    bool, typer.Option("--trust-model", help="Import the model class that the run names, which is not Hotrow's.")
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is already there.")]
 
 
@@ -130,8 +133,8 @@ def train(
     from hotrow.cli import show
     from hotrow.run import load_run
     from hotrow.train.compatibility import following
-    from hotrow.train.loop import train as train_run
     from hotrow.train.progress import watching
+    from hotrow.train.trainer import train as train_run
 
     if resume and overwrite:
         raise SettingsError("--resume goes on with a run and --overwrite removes it; give one of them.")
@@ -175,6 +178,7 @@ def evaluate(
     split: Annotated[
         str | None, typer.Option("--split", help="The split to score; the run's test split if not given.")
     ] = None,
+    trust_model: TrustModel = False,
     as_json: AsJson = False,
 ) -> None:
     """Score a split of a data set with a trained model.
@@ -187,7 +191,7 @@ def evaluate(
     from hotrow.train.evaluate import evaluate_path
     from hotrow.train.progress import watching
 
-    checkpoint, name, metrics = evaluate_path(path, split, data, watching())
+    checkpoint, name, metrics = evaluate_path(path, split, data, watching(), trust_model=trust_model)
     finite = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
     _give({"checkpoint": str(checkpoint), "split": name, "metrics": finite}, as_json, show.evaluated)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hotrow.cli import AsJson, Overwrite, _give, app, refuse_unread
+from hotrow.cli import AsJson, Overwrite, TrustModel, _give, app, refuse_unread
 
 
 @app.command()
@@ -30,6 +30,7 @@ def predict(
     bad: Annotated[
         str, typer.Option("--bad", help="What becomes of rows that cannot be used: refuse, skip or missing.")
     ] = "refuse",
+    trust_model: TrustModel = False,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
@@ -59,7 +60,7 @@ def predict(
         refuse_unread(context, "it is for a log, and this is a data set.", "schema", "form", "bad")
     else:
         refuse_unread(context, "it is for a data set, and a log has none.", "split")
-    with Predictor(run) as predictor:
+    with Predictor(run, trust_model=trust_model) as predictor:
         found = write_scores(
             predictor,
             data,
@@ -78,7 +79,8 @@ def _show(data: Mapping[str, Any]) -> None:
     from hotrow.cli.show import _pairs
 
     rows = [(name, str(data[name])) for name in ("checkpoint", "data", "split") if name in data]
-    rows += [("samples", f"{data['samples']:,}"), ("mean score", f"{data['mean_score']:.4f}")]
+    rows.append(("samples", f"{data['samples']:,}"))
+    rows += [(name.replace("_", " "), f"{mean:.4f}") for name, mean in data.items() if name.startswith("mean_")]
     if data.get("set_aside"):
         rows.append(("set aside", f"{data['set_aside']:,} rows"))
     _pairs("Scores", [*rows, ("scores", data["out"])])

@@ -88,6 +88,7 @@ class LocalCluster:
         self._settings = folder.settings
         self._earlier = None if resume else _stamp(self._settings)
         self._ended: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._failed = False  # a trainer ended with an error, which a new start would only repeat
         self._stopping = ""
         self.shards: list[Command] = []
         self.addresses: list[str] = []
@@ -115,9 +116,15 @@ class LocalCluster:
             self._write_run()
             if not self._stopping:
                 self._start_trainers()
-            while any(trainer.code is None for trainer in self.trainers):
+            while self._going_on():
                 self._handle(self._ended.get())
             return self._result()
+
+    def _going_on(self) -> bool:
+        """Whether a trainer runs, or was killed and is still to be started again, however soon it was killed."""
+        codes = [trainer.code for trainer in self.trainers]
+        killed = any(code is not None and code < 0 for code in codes)
+        return None in codes or (killed and not self._stopping and not self._failed)
 
     def stop(self, name: str = "SIGTERM") -> None:
         """Has the trainers write a checkpoint and end; `up` returns then. A second time they end at once."""
@@ -153,7 +160,8 @@ class LocalCluster:
         killed = [t for t in self.trainers if t.code is not None and t.code < 0]
         for other in self.trainers:
             other.stop(0.0)
-        if not killed or self._stopping:
+        self._failed = not killed
+        if self._failed or self._stopping:
             return
         self._count_death(killed[0])
         if self._begun():

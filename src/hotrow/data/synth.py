@@ -39,8 +39,8 @@ from hotrow.data.sessions import Sessions, Visits
 from hotrow.data.sources.tabular import LOG
 from hotrow.errors import SettingsError, nearest
 from hotrow.files import write_text
+from hotrow.objectives import binary_metrics
 from hotrow.settings import Settings
-from hotrow.train import metrics
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -296,12 +296,12 @@ def _facts(settings: SynthSettings, logits: Floats, labels: NDArray[np.float32],
         "settings": settings.model_dump(),
         "test_from": test_from,
         "best_auc": auc(logits, labels),
-        "best_log_loss": metrics.log_loss(logits, (labels > 0).astype(np.float64), np.ones(len(labels))),
+        "best_log_loss": binary_metrics.log_loss(logits, (labels > 0).astype(np.float64), np.ones(len(labels))),
         "test_rate": float(labels.mean()),
     }
 
 
 def auc(scores: Floats, labels: NDArray[np.float32]) -> float | None:
     """The chance that a positive sample scores above a negative one, ties half; None without both."""
-    found = metrics.auc(scores, (labels > 0).astype(np.float64), np.ones(len(labels)))
+    found = binary_metrics.auc(scores, (labels > 0).astype(np.float64), np.ones(len(labels)))
     return None if math.isnan(found) else found

@@ -29,7 +29,7 @@ from hotrow.models.model import ModelInputs, ModelSettings, RankingModel, Widths
 class DeepFMSettings(ModelSettings):
     """`deep` are the hidden layers of the MLP."""
 
-    wide: ClassVar[bool] = True
+    extra_row_values: ClassVar[int] = 1
 
     name: Literal["deepfm"] = "deepfm"
     deep: Widths = (128, 64)

@@ -86,6 +86,8 @@ class End(nn.Module):
 class GraphModel(RankingModel):
     """Both ends as GraphSAGE has them, beside all other features and dense inputs, and an MLP on them."""
 
+    static_shapes = False
+
     def __init__(self, settings: GraphSettings, inputs: ModelInputs) -> None:
         super().__init__(inputs)
         self.between = settings.between

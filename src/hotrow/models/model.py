@@ -1,7 +1,7 @@
 """`RankingModel`: rows and dense inputs in, one logit a sample out. Plain PyTorch, with no tables of its own.
 
-A model's settings build it: `settings.build(inputs)`. `wide` says that every table must have one value more
-than its vector: the last is the feature's linear weight, so Wide&Deep and DeepFM need no second lookup. The
+A model's settings build it: `settings.build(inputs)`. `extra_row_values = 1` says that every row has one value
+more than its vector: the last is the feature's linear weight, so Wide&Deep and DeepFM need no second lookup. The
 price is that a vector and its weight share an optimizer, and under row-wise Adagrad one accumulator, which the weight's
 far larger gradient fills: it would take steps of sqrt(dim) times the rate. `weight_scales` takes that back.
 
@@ -82,8 +82,8 @@ class ModelInputs:
 class ModelSettings(Settings):
     """The base of every model's settings."""
 
-    wide: ClassVar[bool] = False
-    """Whether each row ends with a linear weight, one value beyond the vector's dim."""
+    extra_row_values: ClassVar[int] = 0
+    """Values behind each row's dim: 1 where a row ends with a linear weight."""
 
     def build(self, inputs: ModelInputs) -> RankingModel:
         """The model, with fresh weights."""

@@ -224,6 +224,8 @@ class Encoder(nn.Module):
 class Transformer(RankingModel):
     """Targets that asked their histories, beside all other features and dense inputs, and an MLP on them."""
 
+    static_shapes = False
+
     def __init__(self, settings: TransformerSettings, inputs: ModelInputs) -> None:
         super().__init__(inputs)
         self.targets = targets_of("transformer", settings.targets, inputs)

@@ -23,7 +23,7 @@ from hotrow.models.model import ModelInputs, ModelSettings, RankingModel, Widths
 class WideDeepSettings(ModelSettings):
     """`deep` are the hidden layers of the MLP."""
 
-    wide: ClassVar[bool] = True
+    extra_row_values: ClassVar[int] = 1
 
     name: Literal["wide_deep"] = "wide_deep"
     deep: Widths = (128, 64)

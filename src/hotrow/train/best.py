@@ -12,7 +12,8 @@ import math
 from pathlib import Path
 
 from hotrow.data.dataset import DataSet
-from hotrow.errors import HotrowError, SettingsError
+from hotrow.errors import HotrowError, SettingsError, nearest
+from hotrow.objectives import Objective
 from hotrow.run import Data, EarlyStopping, Run
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.evaluate import Ranker, evaluate
@@ -31,8 +32,10 @@ def watched(run: Run, data: DataSet) -> str:
     return run.data.test
 
 
-def check_splits(run: Run, data: DataSet) -> list[str]:
+def check_splits(run: Run, data: DataSet, objective: Objective) -> list[str]:
     """Refuses a run that has nothing to go by; sentences about what it goes by."""
+    if run.train.early_stopping is not None:
+        metric_of(run.train.early_stopping, objective)
     if run.data.test and not data.samples(run.data.test):
         raise HotrowError(
             f'The split "{run.data.test}" of {run.data.path} has no samples to evaluate on; '
@@ -57,15 +60,27 @@ def check_splits(run: Run, data: DataSet) -> list[str]:
     return []
 
 
-def judged(state: State, stopping: EarlyStopping, split: str) -> bool:
+def metric_of(stopping: EarlyStopping, objective: Objective) -> str:
+    """What early stopping goes by; refuses a metric that the objective does not give."""
+    name = stopping.metric or next(iter(objective.watched), "")
+    if name not in objective.watched:
+        raise SettingsError(
+            f'train.early_stopping.metric: "{name}" is no metric that this objective can stop by.'
+            f"{nearest(name, objective.watched)}"
+        )
+    return name
+
+
+def judged(state: State, stopping: EarlyStopping, split: str, objective: Objective) -> bool:
     """Takes the last evaluation into account; whether it was the best so far."""
-    if stopping.metric not in state.metrics:
+    name = metric_of(stopping, objective)
+    if name not in state.metrics:
         raise HotrowError(
-            f'Early stopping watches "{stopping.metric}", which split "{split}" does not '
+            f'Early stopping watches "{name}", which split "{split}" does not '
             f"give: it needs both labels, and users for user_auc."
         )
-    value = state.metrics[stopping.metric]
-    if stopping.better(value, state.best):
+    value = state.metrics[name]
+    if stopping.better(value, state.best, objective.watched[name]):
         state.best, state.best_step, state.waited = value, state.step, 0
         state.best_metrics = state.metrics
         return True

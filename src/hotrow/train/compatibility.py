@@ -18,13 +18,15 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from hotrow.capabilities import too_wide
 from hotrow.data import DataSet
 from hotrow.data.schema import Schema
 from hotrow.data.steps import schema_after
 from hotrow.errors import DataError, SettingsError
-from hotrow.models import ModelInputs, build
+from hotrow.models import ModelInputs, OwnModel, build
+from hotrow.objectives import ObjectiveInputs
 from hotrow.plan import Plan
 from hotrow.plan.topology import Topology
 from hotrow.policy import Bounded, Exact, Hybrid, Sync
@@ -32,6 +34,8 @@ from hotrow.run import Data, PlanSection, Run, Train
 from hotrow.service.curve import KeyFile
 from hotrow.settings import Settings, parse
 from hotrow.tiers.cached import Cache
+from hotrow.train.best import metric_of
+from hotrow.train.evaluate import labels_of
 
 
 class Problem(NamedTuple):
@@ -413,23 +417,50 @@ def _seeded(asked: _Asked) -> Iterator[Problem]:
         )
 
 
+def _classed(asked: _Asked) -> Iterator[Problem]:
+    if isinstance(asked.run.model, OwnModel) and asked.run.model.unknown:
+        yield Problem("model.name", asked.run.model.unknown)
+
+
 def _of_schema(run: Run, schema: Schema) -> list[Problem]:
     """Tables, features and steps that the data set does not have, and a model that cannot be built for it."""
     try:
         after = schema_after(run.data.steps, schema)
         features = run.features_of(after.feature_settings())
+        objective = run.objective.build(ObjectiveInputs(features, labels_of(after), run.train.seed))
+        if run.train.early_stopping is not None:
+            metric_of(run.train.early_stopping, objective)
+        features = [*features, *objective.features()]
         tables = run.tables_of(feature.table for feature in features)
         if run.train.device == "cuda" and (wrong := too_wide(tables)):
             return [Problem("train.device", wrong)]
         dims = {table.name: table.dim for table in tables}
-        with torch.device("meta"):
-            build(run.model, ModelInputs(features, {f.name: dims[f.table] for f in features}, len(after.dense)))
+        inputs = ModelInputs(features, {f.name: dims[f.table] for f in features}, len(after.dense))
+        objective.check(_made(run, inputs))
     except SettingsError as error:
         return [Problem("", str(error))]
     return []
 
 
-_LOOKS = (_owners, _planned, _cached, _fresh, _travelling, _followed, _evaluated, _tabled, _seeded)
+def _made(run: Run, inputs: ModelInputs) -> nn.Module:
+    """The model without memory for its weights, where it can be made so."""
+    try:
+        with torch.device("meta"):
+            return build(run.model, inputs)
+    except SettingsError:
+        raise
+    except Exception as error:
+        if not isinstance(run.model, OwnModel):
+            raise
+        said = error
+    try:  # the constructor may look at its own weights
+        with torch.random.fork_rng([]):
+            return build(run.model, inputs)
+    except Exception:
+        raise SettingsError(f"model: {run.model.name} cannot be made: {type(said).__name__}: {said}.") from said
+
+
+_LOOKS = (_owners, _planned, _cached, _fresh, _travelling, _followed, _evaluated, _tabled, _seeded, _classed)
 
 
 def _default(model: type[Settings], name: str) -> Any:

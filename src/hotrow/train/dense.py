@@ -10,7 +10,7 @@ read without the program that wrote it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import torch
@@ -109,21 +109,28 @@ DenseOptimizer = Annotated[
 
 
 class DenseForward:
-    """A model's logits, in fp32 whatever `precision` its products have; compiled for training where that works.
+    """What a model gives, in fp32 whatever `precision` its products have; compiled for training where that works.
 
     Compiling is tried on the first training batch, forward and backward, and forgotten with a `note` if it fails.
     """
 
     def __init__(
-        self, model: nn.Module, device: torch.device, *, precision: str = "fp32", compiled: bool = False
+        self,
+        model: nn.Module,
+        device: torch.device,
+        *,
+        precision: str = "fp32",
+        compiled: bool = False,
+        outputs: Callable[[Any, Embedded, Tensor | None], Any] | None = None,
     ) -> None:
         self.note = ""
         self._model, self._device = model, device
         self._bf16 = precision == "bf16"
+        self._outputs = outputs or (lambda model, embedded, dense: model(embedded, dense))
         self._compiled: Any = torch.compile(model) if compiled else None
         self._tried = False
 
-    def __call__(self, embedded: Embedded, dense: Tensor | None) -> Tensor:
+    def __call__(self, embedded: Embedded, dense: Tensor | None) -> Any:
         if self._compiled is None or not self._model.training:
             return self._logits(self._model, embedded, dense)
         if not self._tried:
@@ -131,10 +138,10 @@ class DenseForward:
         model = self._model if self._compiled is None else self._compiled  # a compiled module has no truth value
         return self._logits(model, embedded, dense)
 
-    def _logits(self, model: Any, embedded: Embedded, dense: Tensor | None) -> Tensor:
+    def _logits(self, model: Any, embedded: Embedded, dense: Tensor | None) -> Any:
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
-            logits: Tensor = model(embedded, dense)
-        return logits.float()
+            outputs = self._outputs(model, embedded, dense)
+        return outputs.float() if isinstance(outputs, Tensor) else {name: o.float() for name, o in outputs.items()}
 
     def _try(self, embedded: Embedded, dense: Tensor | None) -> None:
         """Runs the compiled model once; no weight, buffer, row or random number is different afterwards."""
@@ -143,7 +150,8 @@ class DenseForward:
         with torch.random.fork_rng(devices), _same_buffers(self._model):
             try:
                 logits = self._logits(self._compiled, embedded, dense)
-                torch.autograd.grad(logits.sum(), list(self._model.parameters()), allow_unused=True)
+                total = logits.sum() if isinstance(logits, Tensor) else sum(output.sum() for output in logits.values())
+                torch.autograd.grad(total, list(self._model.parameters()), allow_unused=True)
             except Exception as error:  # whatever a compiler may raise: the model itself is judged by the next line
                 with torch.no_grad():
                     self._logits(self._model, embedded, dense)

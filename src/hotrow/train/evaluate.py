@@ -10,6 +10,7 @@ import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,24 +20,26 @@ from hotrow.data import DataSet, Reader
 from hotrow.data.batch import Batch
 from hotrow.data.growing import check_same
 from hotrow.data.marks import Marks
+from hotrow.data.schema import Schema
 from hotrow.data.steps import schema_after
 from hotrow.embeddings import Embeddings
 from hotrow.errors import CheckpointError, DataError, NotFiniteError, SettingsError
 from hotrow.models import ModelInputs, build
-from hotrow.policy import Bounded, Exact, Hybrid, Policy, Sync
+from hotrow.objectives import Objective, ObjectiveInputs
+from hotrow.objectives.inputs import Inputs
+from hotrow.policy import Bounded, Policy, Sync
 from hotrow.run import Run
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.dense import DenseForward
-from hotrow.train.exact import ExactPipeline
 from hotrow.train.finite import REMEDY
-from hotrow.train.hybrid import HybridPipeline
 from hotrow.train.logs import RunFolder, find_run
-from hotrow.train.metrics import Metrics
 from hotrow.train.phases import Phases
-from hotrow.train.pipeline import Fetched, Inputs, Pipeline
+from hotrow.train.pipeline import Pipeline
 from hotrow.train.placing import Placing, place
+from hotrow.train.policies import open_pipeline
 from hotrow.train.progress import Progress
 from hotrow.train.ranks import Ranks
+from hotrow.train.ready import Ready
 from hotrow.world import World
 
 
@@ -54,6 +57,8 @@ class Ranker:
         self.data = DataSet.open(run.data.path)
         schema = schema_after(run.data.steps, self.data.schema)
         features = run.features_of(schema.feature_settings())
+        self.objective: Objective = run.objective.build(ObjectiveInputs(features, labels_of(schema), run.train.seed))
+        features = [*features, *self.objective.features()]
         tables = run.tables_of(feature.table for feature in features)
         dims = {table.name: table.dim for table in tables}
         placing = Placing(None, None) if ranks is None else place(run, tables, ranks, (progress or Progress()).say)
@@ -71,7 +76,14 @@ class Ranker:
         torch.manual_seed(run.train.seed)
         inputs = ModelInputs(features, {f.name: dims[f.table] for f in features}, len(schema.dense))
         self.model = build(run.model, inputs).to(self.device)
-        self.dense = DenseForward(self.model, self.device, precision=run.train.precision, compiled=run.train.compile)
+        self.objective.check(self.model)
+        self.dense = DenseForward(
+            self.model,
+            self.device,
+            precision=run.train.precision,
+            compiled=run.train.compile,
+            outputs=self.objective.outputs,
+        )
 
     def reader(self, split: str, *, shuffle: bool, only: Marks | None = None, batch_size: int | None = None) -> Reader:
         """Batches of a split, or of its marked samples."""
@@ -109,35 +121,32 @@ class Ranker:
         self, batches: Iterable[Batch], policy: Policy | None = None, phases: Phases | None = None
     ) -> Pipeline:
         """Batches on their way through this run's tables, to be trained on under a policy or only to be scored."""
-        pin, workers = self.device.type == "cuda", self.ranks.world.size
-        if isinstance(policy, Hybrid) and policy.staleness:
-            return HybridPipeline(
-                batches,
-                self.embeddings,
-                staleness=policy.staleness,
-                workers=workers,
-                ramp=policy.ramp,
-                worst=policy.worst,
-                ahead=policy.ahead,
-                pin=pin,
-                phases=phases,
-            )
-        if isinstance(policy, Exact):
-            exchange = self.ranks.gather if workers > 1 else None
-            return ExactPipeline(batches, self.embeddings, lead=policy.ahead, exchange=exchange, pin=pin, phases=phases)
-        told = self.embeddings.looks_ahead if policy is not None else 0
-        ahead = Sync().ahead if isinstance(self.run.policy, Bounded) else self.run.policy.ahead
-        return Pipeline(batches, self.embeddings, ahead=ahead, told=told, pin=pin, phases=phases)
+        if policy is None:
+            ahead = Sync().ahead if isinstance(self.run.policy, Bounded) else self.run.policy.ahead
+            return Pipeline(batches, self.embeddings, ahead=ahead, pin=self.device.type == "cuda", phases=phases)
+        return open_pipeline(
+            self._prepared(batches),
+            self.embeddings,
+            policy,
+            ranks=self.ranks,
+            pin=self.device.type == "cuda",
+            phases=phases,
+            extras=self.objective.extras,
+        )
+
+    def _prepared(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Batches with what the objective draws for them, from the step that comes next on."""
+        return (self.objective.prepare(batch, step) for step, batch in enumerate(batches, start=self.embeddings.steps))
 
     def train(self, on: bool = True) -> None:
         """Switches dropout, batch statistics and the making of rows on or off."""
         self.model.train(on)
         self.embeddings.train(on)
 
-    def score(self, fetched: Fetched) -> tuple[Tensor, Inputs]:
-        """Logits `[B]`, and the batch's inputs, both on the device of the dense part."""
-        inputs = fetched.inputs.to(self.device)
-        return self.dense(self.embeddings.embed(fetched.lookup), inputs.dense), inputs
+    def score(self, ready: Ready) -> tuple[Any, Inputs]:
+        """What the model gives, and the batch's inputs, both on the device of the dense part."""
+        inputs = ready.inputs.to(self.device)
+        return self.dense(self.embeddings.embed(ready.lookup), inputs.dense), inputs
 
     def arrays(self) -> dict[str, Tensor]:
         """A copy of the dense weights, as a checkpoint keeps them."""
@@ -161,7 +170,7 @@ def evaluate(
     The ranker is in training mode again afterwards if it was before.
     """
     progress = progress or Progress()
-    metrics = Metrics()
+    metrics = ranker.objective.metrics()
     reader = ranker.whole_reader(split)
     step = reader.batch_size * reader.world
     batches = len(reader) if samples is None else min(len(reader), -(-samples // step))
@@ -172,12 +181,9 @@ def evaluate(
         with torch.no_grad(), ranker.pipeline(itertools.islice(reader, batches)) as pipeline:
             for done, fetched in enumerate(pipeline, start=1):
                 batch = fetched.batch
-                logits, _ = ranker.score(fetched)
-                if batch.labels is None:
-                    raise DataError(f'The split "{split}" has no labels to evaluate against.')
-                logits = logits.cpu()
-                unusable += len(logits) - int(torch.isfinite(logits).sum())
-                metrics.update(logits, batch.labels, batch.weights, batch.users)
+                outputs = on_host(ranker.score(fetched)[0])
+                unusable += not_finite(outputs)
+                ranker.objective.measure(metrics, outputs, batch)
                 progress.step(done, len(batch), None)
     finally:
         progress.stop()
@@ -187,15 +193,20 @@ def evaluate(
             f'For {unusable:,} samples of the split "{split}" the model\'s answer is no finite number: weights or '
             f"rows are not, because training did not converge, or dense values are too large. {REMEDY}"
         )
-    return ranker.ranks.merged(metrics)
+    return ranker.ranks.merged(metrics, ranker.objective.metrics)
 
 
 def evaluate_path(
-    path: Path, split: str | None = None, data: Path | None = None, progress: Progress | None = None
+    path: Path,
+    split: str | None = None,
+    data: Path | None = None,
+    progress: Progress | None = None,
+    *,
+    trust_model: bool = False,
 ) -> tuple[Path, str, dict[str, float]]:
     """Evaluates a checkpoint, or the one that a run folder stands for: the checkpoint, the split and its metrics."""
     folder, checkpoint = _find(path)
-    run = folder.run()
+    run = folder.run().trusted() if trust_model else folder.run()
     if data is not None:
         run = run.model_copy(update={"data": run.data.model_copy(update={"path": data.resolve()})})
     check_same(DataSet.open(run.data.path).schema, folder.schema(run), str(run.data.path))
@@ -205,6 +216,25 @@ def evaluate_path(
         with contextlib.closing(ranker):
             ranker.restore(checkpoint, checkpoint.arrays())
             return checkpoint.folder, split, evaluate(ranker, split, progress)
+
+
+def on_host(outputs: Any) -> Any:
+    """What a model gave, in this process's memory."""
+    return outputs.cpu() if isinstance(outputs, Tensor) else {name: value.cpu() for name, value in outputs.items()}
+
+
+def not_finite(outputs: Any) -> int:
+    """For how many samples what a model gave is no finite number."""
+    wrong: Tensor | None = None
+    for value in [outputs] if isinstance(outputs, Tensor) else outputs.values():
+        here = ~torch.isfinite(value.flatten(1) if value.dim() > 1 else value[:, None]).all(dim=1)
+        wrong = here if wrong is None or len(wrong) != len(here) else wrong | here
+    return 0 if wrong is None else int(wrong.sum())
+
+
+def labels_of(schema: Schema) -> tuple[str, ...]:
+    """The labels that samples have."""
+    return (schema.label,)
 
 
 def _find(path: Path) -> tuple[RunFolder, Checkpoint]:

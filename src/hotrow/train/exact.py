@@ -22,6 +22,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from hotrow import _native
 from hotrow.data.batch import Batch
 from hotrow.tiers.tier import Tier, Wait
 from hotrow.train.phases import Phases
-from hotrow.train.pipeline import Behind, Fetched, Fetches, Flight
+from hotrow.train.pipeline import Behind, Extras, Fetches, Flight, no_extras
 
 Keys = npt.NDArray[np.int64]
 Exchange = Callable[[list[Keys]], list[Keys]]
@@ -52,6 +53,7 @@ class ExactPipeline(Behind):
         exchange: Exchange | None = None,
         pin: bool = False,
         phases: Phases | None = None,
+        extras: Extras = no_extras,
     ) -> None:
         self._lead = lead
         self._exchange = exchange
@@ -64,7 +66,7 @@ class ExactPipeline(Behind):
         self._moved = -1  # the last batch that was fetched again because rows had moved
         self._unsettled: queue.SimpleQueue[Flight | None] = queue.SimpleQueue()
         self._settling = threading.Thread(target=self._run_settling, name="hotrow-settle", daemon=True)
-        super().__init__(batches, embeddings, ahead=ahead, room=lead + 1, pin=pin, phases=phases)
+        super().__init__(batches, embeddings, ahead=ahead, room=lead + 1, pin=pin, phases=phases, extras=extras)
         self._settling.start()
 
     def close(self, *, drop: bool = False) -> None:
@@ -83,7 +85,7 @@ class ExactPipeline(Behind):
     def _fetch(self, flight: Flight) -> None:
         item = flight.fetched
         if not self._embeddings.current(item.lookup):
-            item = Fetched(item.batch, self._embeddings.group(item.batch), item.inputs)
+            item = replace(item, lookup=self._embeddings.group(item.batch))
         shared = self._enter(flight.number, item.lookup.keys())
         flight.fetched, flight.keys = item, shared
         shared.in_parts = item.lookup.in_place and any(_comes_late(tier) for tier, _ in item.lookup.routed)

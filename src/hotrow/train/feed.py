@@ -20,7 +20,8 @@ from hotrow.errors import HotrowError
 from hotrow.train.evaluate import Ranker
 from hotrow.train.logs import RunFolder
 from hotrow.train.phases import Phases
-from hotrow.train.pipeline import Fetched, Pipeline
+from hotrow.train.pipeline import Pipeline
+from hotrow.train.ready import Ready
 
 Line = tuple[str, dict[str, Any]]
 """A line of metrics: its kind and its values."""
@@ -124,7 +125,7 @@ class Feed:
         """Whether the feed wants a checkpoint, besides those that come after so many steps."""
         return False
 
-    def __next__(self) -> Fetched:
+    def __next__(self) -> Ready:
         if self._pipeline is None:
             self._pipeline = self.ranker.pipeline(self._order(), self.run.policy, self.phases)
         return next(self._pipeline)

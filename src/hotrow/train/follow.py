@@ -26,7 +26,7 @@ from hotrow.data.kafka import KafkaLog
 from hotrow.data.schema import Schema
 from hotrow.train.evaluate import Ranker
 from hotrow.train.feed import Feed, Line
-from hotrow.train.pipeline import Fetched
+from hotrow.train.ready import Ready
 
 
 def open_log(settings: Follow, schema: Schema, batch_size: int) -> GrowingLog:
@@ -45,7 +45,7 @@ class Following(Feed):
         self.log = log or open_log(self.settings, ranker.data.schema, self.run.data.batch_size)
         self.samples = 0  # of the log, up to here
         self._read: deque[Arrived] = deque()  # and not trained on yet
-        self._next: Fetched | None = None
+        self._next: Ready | None = None
         self._lines: list[Line] = []
         self._heard = self._cut_at = time.monotonic()
         self._cut_step = 0
@@ -71,7 +71,7 @@ class Following(Feed):
             time.sleep(self.settings.look_every if idle is None else min(self.settings.look_every, idle - waited))
         return False
 
-    def __next__(self) -> Fetched:
+    def __next__(self) -> Ready:
         assert self._next is not None
         fetched, self._next = self._next, None
         return fetched
@@ -111,7 +111,7 @@ class Following(Feed):
         finally:
             self.log.close()
 
-    def _taken(self) -> Fetched | None:
+    def _taken(self) -> Ready | None:
         """The next batch, from a new pipeline where something has arrived; None if nothing has."""
         while True:
             if self._pipeline is None:

@@ -34,7 +34,8 @@ from hotrow.lookup import Lookup
 from hotrow.tiers.tier import Floats, Gradients
 from hotrow.train.dense import DenseStep
 from hotrow.train.exact import fetched_ahead
-from hotrow.train.pipeline import Fetched, Pipeline
+from hotrow.train.pipeline import Pipeline
+from hotrow.train.ready import Ready
 
 _WARM = 3  # steps before the capture
 _GROUPERS = 2  # one takes longer to group and pack a batch than the device to train on it
@@ -106,7 +107,7 @@ class GraphStep:
         lookup.update(Gradients(handed), self._embeddings.steps)
         self._embeddings.steps += 1
 
-    def _fetch_next(self, grouped: Iterator[Fetched], lookup: Lookup) -> _Coming | None:
+    def _fetch_next(self, grouped: Iterator[Ready], lookup: Lookup) -> _Coming | None:
         """The batch after `lookup`, which the device is at work on, with rows as they are before its update."""
         item = next(grouped, None)
         if item is None:
@@ -149,7 +150,7 @@ class _Coming(NamedTuple):
 class _Grouped(Pipeline):
     """Batches read and grouped ahead; who takes them fetches."""
 
-    def _fetched(self, grouped: Generator[Fetched]) -> Generator[Fetched]:
+    def _fetched(self, grouped: Generator[Ready]) -> Generator[Ready]:
         return grouped
 
 

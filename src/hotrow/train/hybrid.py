@@ -29,7 +29,8 @@ import numpy.typing as npt
 from hotrow import _native
 from hotrow.data.batch import Batch
 from hotrow.train.phases import Phases
-from hotrow.train.pipeline import Behind, Fetched, Fetches, Flight
+from hotrow.train.pipeline import Behind, Extras, Fetches, Flight, no_extras
+from hotrow.train.ready import Ready
 
 Keys = npt.NDArray[np.int64]
 _SPARE = 16  # takes that found batches to spare before fewer are fetched ahead
@@ -91,6 +92,7 @@ class HybridPipeline(Behind):
         ahead: int = 4,
         pin: bool = False,
         phases: Phases | None = None,
+        extras: Extras = no_extras,
     ) -> None:
         self._most, self._ramp, self._workers = staleness, ramp, workers
         self._lead = 1  # batches fetched ahead of the model: as few as it need not wait for
@@ -99,7 +101,7 @@ class HybridPipeline(Behind):
         self._worst = worst
         self._waiting: deque[Flight] = deque()  # fetched, and not taken yet
         self._start = self._landed = embeddings.steps
-        super().__init__(batches, embeddings, ahead=ahead, room=staleness + 1, pin=pin, phases=phases)
+        super().__init__(batches, embeddings, ahead=ahead, room=staleness + 1, pin=pin, phases=phases, extras=extras)
 
     def _last_to_miss(self, number: int) -> int:
         """The last batch that can be fetched while the update of batch `number` is not applied."""
@@ -140,7 +142,7 @@ class HybridPipeline(Behind):
     def _may_take(self, number: int) -> bool:
         return number - self._applied <= self._split(number)[1]
 
-    def __next__(self) -> Fetched:
+    def __next__(self) -> Ready:
         with self._changed:
             ready = self._landed - self._taken
             self._spare = self._spare + 1 if ready > 1 else 0

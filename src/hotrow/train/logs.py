@@ -32,6 +32,8 @@ from hotrow.locks import Lock
 from hotrow.run import Run
 from hotrow.settings import parse
 from hotrow.train.checkpoint import read_manifest
+from hotrow.train.progress import Progress
+from hotrow.train.ranks import Ranks
 
 # What may differ between a run and its resumption: nothing of it changes what the steps so far have computed.
 _FREE = {
@@ -45,6 +47,8 @@ _FREE = {
     "policy.ahead",
     "output.folder",
     "output.tensorboard",
+    "model.folder",
+    "objective.folder",
     "data.path",
     "data.validation",
     "data.test",
@@ -153,6 +157,16 @@ def find_run(path: Path) -> tuple[RunFolder, Path | None]:
             f"{path} is not in a run folder: {folder.settings} is needed to know the model and the tables."
         )
     return folder, path
+
+
+@contextlib.contextmanager
+def locked(folder: RunFolder, ranks: Ranks, progress: Progress) -> Iterator[None]:
+    """Keeps other runs out of the run folder: the first rank does so for all."""
+    lock = ranks.do_first(folder.lock)
+    with lock or contextlib.nullcontext():
+        if lock and lock.note:
+            progress.say(lock.note)
+        yield
 
 
 class Quiet:

@@ -13,18 +13,19 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from hotrow.data.ahead import ahead as run_ahead
 from hotrow.data.batch import Batch
+from hotrow.objectives.inputs import Inputs
 from hotrow.train.phases import Phases
+from hotrow.train.ready import Ready
 
 
 class Updates(Protocol):
@@ -45,29 +46,13 @@ class Fetches(Protocol):
     def finish(self) -> Updates: ...
 
 
-class Inputs(NamedTuple):
-    """What a step takes of a batch besides rows; each may be None."""
-
-    dense: Tensor | None
-    labels: Tensor | None
-    weights: Tensor | None
-
-    def pinned(self) -> Inputs:
-        """The same in memory that a GPU can read by itself."""
-        return Inputs(*(None if t is None else t.pin_memory() for t in self))
-
-    def to(self, device: torch.device) -> Inputs:
-        """The same on `device`; from pinned memory nobody waits for the copy."""
-        return Inputs(*(None if t is None else t.to(device, non_blocking=True) for t in self))
+Extras = Callable[[Batch], Mapping[str, Tensor]]
+"""What an objective needs of a batch besides labels and weights."""
 
 
-@dataclass(frozen=True)
-class Fetched:
-    """A batch and its lookup, whose rows are here, to be embedded once; `inputs` on the host."""
-
-    batch: Batch
-    lookup: Any
-    inputs: Inputs
+def no_extras(batch: Batch) -> Mapping[str, Tensor]:
+    """Nothing."""
+    return {}
 
 
 class Gate:
@@ -119,8 +104,10 @@ class Pipeline:
         pin: bool = False,
         phases: Phases | None = None,
         groupers: int = 1,
+        extras: Extras = no_extras,
     ) -> None:
         self._embeddings = embeddings
+        self._extras = extras
         self._groupers = groupers
         self._phases = phases or Phases()
         self._pin = pin
@@ -130,10 +117,10 @@ class Pipeline:
         grouped = run_ahead(self._group(batches), ahead)
         self._ready = self._fetched(run_ahead(self._told(grouped), told) if told else grouped)
 
-    def __iter__(self) -> Iterator[Fetched]:
+    def __iter__(self) -> Iterator[Ready]:
         return self
 
-    def __next__(self) -> Fetched:
+    def __next__(self) -> Ready:
         return next(self._ready)
 
     def update(self) -> None:
@@ -166,13 +153,13 @@ class Pipeline:
     ) -> None:
         self.close(drop=kind is not None)
 
-    def _group(self, batches: Iterable[Batch]) -> Generator[Fetched]:
+    def _group(self, batches: Iterable[Batch]) -> Generator[Ready]:
         read = self._phases.each("read", batches)
         if self._groupers == 1:
             yield from map(self._grouped, read)
             return
         with ThreadPoolExecutor(self._groupers, thread_name_prefix="hotrow-group") as threads:
-            begun: deque[Future[Fetched]] = deque()
+            begun: deque[Future[Ready]] = deque()
             failed: Exception | None = None
             while failed is None:
                 try:
@@ -188,13 +175,13 @@ class Pipeline:
             if failed is not None:
                 raise failed
 
-    def _grouped(self, batch: Batch) -> Fetched:
-        inputs = Inputs(batch.dense, batch.labels, batch.weights)
+    def _grouped(self, batch: Batch) -> Ready:
+        inputs = Inputs.of(batch, self._extras(batch))
         with self._gate, self._phases("group"):
             lookup = self._embeddings.group(batch)
-        return Fetched(batch, lookup, inputs.pinned() if self._pin else inputs)
+        return Ready(batch, lookup, inputs.pinned() if self._pin else inputs, self._embeddings)
 
-    def _told(self, grouped: Generator[Fetched]) -> Generator[Fetched]:
+    def _told(self, grouped: Generator[Ready]) -> Generator[Ready]:
         """The same, each once tiers with a cache have brought what they lack for it."""
         try:
             for step, item in enumerate(grouped, start=self._embeddings.steps):
@@ -207,13 +194,13 @@ class Pipeline:
         finally:
             grouped.close()
 
-    def _fetched(self, grouped: Generator[Fetched]) -> Generator[Fetched]:
+    def _fetched(self, grouped: Generator[Ready]) -> Generator[Ready]:
         try:
             for item in self._phases.each("wait", grouped):
                 with self._phases("fetch"):
                     lookup = self._embeddings.fetch(item.lookup, once=True)
                 self._untold.release()
-                yield Fetched(item.batch, lookup, item.inputs)
+                yield replace(item, lookup=lookup)
         finally:
             grouped.close()
 
@@ -226,7 +213,7 @@ class Flight:
     """
 
     number: int
-    fetched: Fetched
+    fetched: Ready
     update: Any = None
     keys: Any = None
 
@@ -249,13 +236,14 @@ class Behind(Pipeline):
         room: int = 1,
         pin: bool = False,
         phases: Phases | None = None,
+        extras: Extras = no_extras,
     ) -> None:
         self._changed = threading.Condition()
         self._begun = self._taken = self._given = self._sent = self._applied = embeddings.steps
         self._flights: deque[Flight] = deque()  # taken, and not applied yet
         self._error: BaseException | None = None
         self._exhausted = self._draining = False
-        super().__init__(batches, embeddings, ahead=ahead, pin=pin, phases=phases)
+        super().__init__(batches, embeddings, ahead=ahead, pin=pin, phases=phases, extras=extras)
         self._flying = run_ahead(self._fetch_ahead(self._ready), room)
         self._updating = threading.Thread(target=self._run_updates, name="hotrow-update", daemon=True)
         self._updating.start()
@@ -271,7 +259,7 @@ class Behind(Pipeline):
     def _fetch(self, flight: Flight) -> None:
         """Brings the rows of a batch."""
         item = flight.fetched
-        flight.fetched = Fetched(item.batch, self._embeddings.fetch(item.lookup, flight.number), item.inputs)
+        flight.fetched = replace(item, lookup=self._embeddings.fetch(item.lookup, flight.number))
 
     def _complete(self, flight: Flight) -> None:
         """Does what is left to do for a batch that the model takes, in the consumer."""
@@ -281,7 +269,7 @@ class Behind(Pipeline):
     def _refetch(self, flight: Flight) -> None:
         item = flight.fetched
         with self._phases("fetch"):
-            flight.fetched = Fetched(item.batch, self._embeddings.fetch(item.lookup, flight.number), item.inputs)
+            flight.fetched = replace(item, lookup=self._embeddings.fetch(item.lookup, flight.number))
 
     def _apply(self, flight: Flight) -> None:
         """Applies a batch's update."""
@@ -291,7 +279,7 @@ class Behind(Pipeline):
     def _after(self, flight: Flight) -> None:
         """What may be done once a batch's update is applied."""
 
-    def __next__(self) -> Fetched:
+    def __next__(self) -> Ready:
         with self._phases("wait"):
             flight = self._next_flight()
             self._wait(lambda: self._may_take(flight.number))
@@ -332,10 +320,10 @@ class Behind(Pipeline):
         if not drop:
             self._raise()
 
-    def _fetched(self, grouped: Generator[Fetched]) -> Generator[Fetched]:
+    def _fetched(self, grouped: Generator[Ready]) -> Generator[Ready]:
         return grouped
 
-    def _fetch_ahead(self, grouped: Generator[Fetched]) -> Generator[Flight]:
+    def _fetch_ahead(self, grouped: Generator[Ready]) -> Generator[Flight]:
         try:
             for number, item in enumerate(grouped, start=self._begun):
                 flight = Flight(number, item)

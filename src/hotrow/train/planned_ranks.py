@@ -35,7 +35,7 @@ from hotrow.tiers.ranks import gather_columns, tiers_on_devices
 from hotrow.train.evaluate import Ranker
 from hotrow.train.feed import Feed, Line
 from hotrow.train.logs import RunFolder
-from hotrow.train.pipeline import Fetched
+from hotrow.train.ready import Ready
 from hotrow.world import World
 
 _COPIES = TIERS[:2]
@@ -142,7 +142,7 @@ class PlannedRanks(Feed):
         now = {name: self.plan.facts[name] for name in ("wire",) if name in self.plan.facts}  # free to change
         self._put_in_force(Plan(shares, dict(state["row_bytes"]), {**state["facts"], **now}))
 
-    def __next__(self) -> Fetched:
+    def __next__(self) -> Ready:
         fetched = super().__next__()
         self._lookup = fetched.lookup
         return fetched

@@ -26,15 +26,15 @@ from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 
 from hotrow.errors import HotrowError, RankError
+from hotrow.objectives import Metrics
 from hotrow.peers import Peers
-from hotrow.train.metrics import Metrics
 from hotrow.world import World
 
 T = TypeVar("T")
 Keys = npt.NDArray[np.int64]
 RANKS_S = 1800.0
 """Seconds that another rank is waited for, unless a run says otherwise."""
-FLAGS = ("SIGINT", "SIGTERM", "checkpoint")
+FLAGS = ("SIGINT", "SIGTERM", "checkpoint", "evaluate", "stop")
 """What a rank may say with its gradients."""
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed after torch 2.12
 
@@ -83,12 +83,12 @@ class Ranks:
             dist.all_reduce(total, group=self._between)
         return [float(value) for value in total.tolist()]
 
-    def merged(self, metrics: Metrics) -> dict[str, float]:
-        """The metrics of all ranks' samples, exactly, on every rank."""
+    def merged(self, metrics: Metrics, fresh: Callable[[], Metrics]) -> dict[str, float]:
+        """The metrics of all ranks' samples, exactly, on every rank; `fresh` makes metrics of no sample yet."""
         if self.world.size == 1:
             return metrics.compute()
         state = metrics.state()
-        whole = Metrics()
+        whole = fresh()
         with self.peers.named():
             for rank, arrays in enumerate(self._gather_states(state)):
                 whole.merge(arrays if rank != self.world.rank else state)

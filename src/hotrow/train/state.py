@@ -21,7 +21,7 @@ from hotrow.train.ranks import Ranks
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to. `stopped` says why it ended: "end", "early", "idle" or the name of a signal.
+    """What a run came to. `stopped` says why it ended: "end", "early", "idle", "hook" or the name of a signal.
 
     `checkpoint` and `metrics` are the newest, or of `best_step` where the run is over and was to stop early.
     `plan` is what came of a plan: what the device held, what was predicted, and whether that was within its interval.
@@ -61,6 +61,7 @@ class State:
     waited: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     feed: dict[str, Any] = field(default_factory=dict)
+    hooks: dict[str, Any] = field(default_factory=dict)
 
 
 def seed_of(run: Run, ranks: Ranks, step: int) -> int:

@@ -1,4 +1,4 @@
-"""`Metrics`: how good predictions are, exactly, over any number of batches and ranks.
+"""`BinaryMetrics`: how good predictions are, exactly, over any number of batches and ranks.
 
 Every sample is kept, because an exact AUC needs their order: 8 bytes a sample (logit and label), 4 more with
 weights and 8 more with users, and while `compute` runs about 90 more for sorting. All sums are float64, and
@@ -31,7 +31,7 @@ from hotrow.errors import DataError
 Array = NDArray[np.float64]
 
 
-class Metrics:
+class BinaryMetrics:
     """Accumulates logits, labels, weights and users; `compute` gives the metrics of all so far."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hotrow.errors import DataError
-from hotrow.train.metrics import Metrics
+from hotrow.objectives.binary_metrics import BinaryMetrics
 
 samples = st.lists(
     st.tuples(
@@ -49,12 +49,12 @@ def same(got: float, expected: float) -> bool:
 @settings(max_examples=150, deadline=None)
 @given(samples)
 def test_auc_equals_counting_every_pair(rows: list) -> None:
-    metrics = Metrics()
+    metrics = BinaryMetrics()
     metrics.update(*columns(rows))
     expected = auc_of_pairs(rows)
     assert same(metrics.compute()["auc"], expected)
 
-    unweighted = Metrics()
+    unweighted = BinaryMetrics()
     unweighted.update(*columns(rows)[:2])
     assert same(unweighted.compute()["auc"], auc_of_pairs([(z, y, 1.0, u) for z, y, _, u in rows]))
 
@@ -62,7 +62,7 @@ def test_auc_equals_counting_every_pair(rows: list) -> None:
 @settings(max_examples=150, deadline=None)
 @given(samples.filter(len))
 def test_user_auc_is_the_mean_over_users_with_both_labels_by_their_weight(rows: list) -> None:
-    metrics = Metrics()
+    metrics = BinaryMetrics()
     metrics.update(*columns(rows))
     won = total = 0.0
     for user in {u for *_, u in rows}:
@@ -76,7 +76,7 @@ def test_user_auc_is_the_mean_over_users_with_both_labels_by_their_weight(rows: 
 @settings(max_examples=100, deadline=None)
 @given(samples)
 def test_losses_and_calibration_equal_sums_over_samples(rows: list) -> None:
-    metrics = Metrics()
+    metrics = BinaryMetrics()
     metrics.update(*columns(rows)[:3])
     got = metrics.compute()
     total = sum(w for _, _, w, _ in rows)
@@ -97,7 +97,7 @@ def test_losses_and_calibration_equal_sums_over_samples(rows: list) -> None:
 @settings(max_examples=50, deadline=None)
 @given(samples, st.integers(0, 30), st.booleans())
 def test_batches_and_ranks_give_what_all_samples_at_once_give(rows: list, cut: int, weighted: bool) -> None:
-    whole, first, second = Metrics(), Metrics(), Metrics()
+    whole, first, second = BinaryMetrics(), BinaryMetrics(), BinaryMetrics()
     for metrics, part in ((whole, rows), (first, rows[:cut]), (second, rows[cut:])):
         logits, labels, weights, users = columns(part)
         metrics.update(logits, labels, weights if weighted else None, users)
@@ -108,7 +108,7 @@ def test_batches_and_ranks_give_what_all_samples_at_once_give(rows: list, cut: i
 
 
 def test_a_batch_without_weights_counts_once_beside_one_with() -> None:
-    mixed, spelled_out = Metrics(), Metrics()
+    mixed, spelled_out = BinaryMetrics(), BinaryMetrics()
     logits, labels = torch.tensor([0.3, 0.1, 0.2]), torch.tensor([1.0, 0.0, 1.0])
     mixed.update(logits[:1], labels[:1])
     mixed.update(logits[1:], labels[1:], torch.tensor([2.0, 5.0]))
@@ -122,7 +122,7 @@ def test_a_weight_counts_a_sample_that_many_times() -> None:
         torch.tensor([1.0, 1.0, 0.0]),
         torch.tensor([1, 1, 1]),
     )
-    weighted, repeated = Metrics(), Metrics()
+    weighted, repeated = BinaryMetrics(), BinaryMetrics()
     weighted.update(logits, labels, torch.tensor([1.0, 3.0, 2.0]), users)
     times = torch.tensor([1, 3, 2])
     repeated.update(*(t.repeat_interleave(times) for t in (logits, labels)), None, users.repeat_interleave(times))
@@ -132,7 +132,7 @@ def test_a_weight_counts_a_sample_that_many_times() -> None:
 
 @pytest.mark.parametrize("label", [0.0, 1.0])
 def test_one_class_has_a_loss_but_no_auc(label: float) -> None:
-    metrics = Metrics()
+    metrics = BinaryMetrics()
     metrics.update(torch.tensor([0.5, -1.0]), torch.full((2,), label), torch.tensor([0.1, 0.7]), torch.tensor([1, 1]))
     got = metrics.compute()
     assert math.isnan(got["auc"]) and math.isnan(got["user_auc"]) and math.isnan(got["normalized_entropy"])
@@ -141,22 +141,22 @@ def test_one_class_has_a_loss_but_no_auc(label: float) -> None:
 
 
 def test_nothing_gives_nan_and_not_an_error() -> None:
-    got = Metrics().compute()
+    got = BinaryMetrics().compute()
     assert got.pop("samples") == 0
     assert got and all(math.isnan(value) for value in got.values())
 
 
 def test_extreme_logits_cost_what_they_should() -> None:
-    metrics = Metrics()
+    metrics = BinaryMetrics()
     metrics.update(torch.tensor([1000.0, -1000.0, 1000.0]), torch.tensor([1.0, 0.0, 0.0]))
     assert math.isclose(metrics.compute()["log_loss"], 1000 / 3)
-    sure = Metrics()
+    sure = BinaryMetrics()
     sure.update(torch.tensor([math.inf, -math.inf]), torch.tensor([1.0, 0.0]))
     assert sure.compute()["log_loss"] == 0.0 and sure.compute()["auc"] == 1.0
 
 
 def test_a_nan_prediction_makes_every_metric_nan() -> None:
-    metrics = Metrics()
+    metrics = BinaryMetrics()
     metrics.update(torch.tensor([0.5, math.nan, 1.0]), torch.tensor([1.0, 0.0, 0.0]), None, torch.tensor([1, 1, 1]))
     got = metrics.compute()
     assert got.pop("samples") == 3
@@ -164,7 +164,7 @@ def test_a_nan_prediction_makes_every_metric_nan() -> None:
 
 
 def test_reset_forgets_and_kept_samples_are_copies() -> None:
-    metrics = Metrics()
+    metrics = BinaryMetrics()
     logits, labels = torch.tensor([0.1, 0.2]), torch.tensor([0.0, 1.0])
     metrics.update(logits, labels)
     logits.fill_(9.0)
@@ -175,7 +175,7 @@ def test_reset_forgets_and_kept_samples_are_copies() -> None:
 
 def test_wrong_input_is_refused() -> None:
     logits = torch.zeros(2)
-    metrics = Metrics()
+    metrics = BinaryMetrics()
     with pytest.raises(DataError, match="labels must be from 0 to 1"):
         metrics.update(logits, torch.tensor([0.0, math.nan]))
     with pytest.raises(DataError, match="labels must be from 0 to 1"):
@@ -197,7 +197,7 @@ def test_auc_agrees_with_torchmetrics() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(2000, generator=generator).mul(4).round() / 4
     labels = (torch.rand(2000, generator=generator) < torch.sigmoid(logits)).to(torch.int64)
-    metrics = Metrics()
+    metrics = BinaryMetrics()
     metrics.update(logits, labels)
     theirs = float(functional.binary_auroc(torch.sigmoid(logits), labels, thresholds=None))
     assert math.isclose(metrics.compute()["auc"], theirs, rel_tol=1e-5)
@@ -206,7 +206,7 @@ def test_auc_agrees_with_torchmetrics() -> None:
 @settings(max_examples=80, deadline=None)
 @given(samples, st.lists(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]), min_size=30, max_size=30))
 def test_a_label_in_between_is_a_positive_and_a_negative(rows: list, labels: list[float]) -> None:
-    soft, spelled_out = Metrics(), Metrics()
+    soft, spelled_out = BinaryMetrics(), BinaryMetrics()
     mixed = [(z, y, w, u) for (z, _, w, u), y in zip(rows, labels, strict=False)]
     soft.update(*columns(mixed))
     spelled_out.update(*columns([(z, 1.0, w * y, u) for z, y, w, u in mixed]))

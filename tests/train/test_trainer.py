@@ -11,12 +11,12 @@ import torch
 
 from hotrow.data import DataSet
 from hotrow.errors import CheckpointError, DataError, HotrowError, SettingsError
-from hotrow.train import loop
+from hotrow.train import batches, trainer
 from hotrow.train.checkpoint import Checkpoint, Checkpoints, chain_of
 from hotrow.train.evaluate import evaluate_path
 from hotrow.train.logs import RunFolder
-from hotrow.train.loop import train
 from hotrow.train.progress import Progress
+from hotrow.train.trainer import train
 
 
 def lines(run, kind=None):
@@ -177,14 +177,14 @@ def test_a_signal_before_the_first_step_leaves_a_run_that_can_be_resumed(make_ru
     train(whole)
     run = make_run()
 
-    class Early(loop.Signals):
+    class Early(batches.Signals):
         def __enter__(self):
             super().__enter__()
             signal.raise_signal(signal.SIGTERM)
             return self
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "Signals", Early)
+        patch.setattr(batches, "Signals", Early)
         assert train(run).steps == 0
     train(run, resume=True)
     same_weights(whole, run)
@@ -257,7 +257,7 @@ def test_a_folder_with_a_run_is_not_written_over_unless_asked(make_run):
 
 def test_early_stopping_ends_the_run_and_keeps_the_best_checkpoint(make_run, monkeypatch):
     values = iter([0.6, 0.7, 0.65, 0.7, 0.69])
-    monkeypatch.setattr(loop, "evaluate", lambda ranker, split: {"auc": next(values)})
+    monkeypatch.setattr(trainer, "evaluate", lambda ranker, split: {"auc": next(values)})
     run = make_run(
         train__epochs=5,
         train__evaluate_every=4,
@@ -277,7 +277,7 @@ def test_early_stopping_ends_the_run_and_keeps_the_best_checkpoint(make_run, mon
 
 def test_early_stopping_remembers_across_a_resumption(make_run, monkeypatch):
     values = iter([0.6, 0.5, 0.5, 0.5])
-    monkeypatch.setattr(loop, "evaluate", lambda ranker, split: {"auc": next(values)})
+    monkeypatch.setattr(trainer, "evaluate", lambda ranker, split: {"auc": next(values)})
     run = make_run(train__epochs=5, train__evaluate_every=4, train__early_stopping={"metric": "auc", "patience": 2})
     assert train(run, progress=Interrupt(9)).stopped == "SIGTERM"
     result = train(run, resume=True)
@@ -287,10 +287,10 @@ def test_early_stopping_remembers_across_a_resumption(make_run, monkeypatch):
 def test_a_lower_loss_is_better_and_nothing_beats_nan(make_run):
     stopping = make_run(train__evaluate_every=1, train__early_stopping={"metric": "log_loss", "min_delta": 0.1})
     better = stopping.train.early_stopping.better
-    assert better(0.5, None)
-    assert better(0.3, 0.5)
-    assert not better(0.45, 0.5)
-    assert not better(math.nan, 0.5)
+    assert better(0.5, None, "smaller")
+    assert better(0.3, 0.5, "smaller")
+    assert not better(0.45, 0.5, "smaller")
+    assert not better(math.nan, 0.5, "smaller")
 
 
 def test_a_checkpoint_can_be_evaluated_and_says_what_training_said(make_run):

@@ -1,0 +1,24 @@
+"""What a run trains towards, a file each. `ObjectiveSettings` is what a run file's [objective] may be."""
+
+from typing import Annotated
+
+from pydantic import Discriminator, Tag
+
+from hotrow.objectives.binary import Binary, BinarySettings
+from hotrow.objectives.objective import Metrics, Objective, ObjectiveInputs, OwnObjective, one_output
+from hotrow.own import TAG, tag_of
+
+__all__ = [
+    "Binary",
+    "BinarySettings",
+    "Metrics",
+    "Objective",
+    "ObjectiveInputs",
+    "ObjectiveSettings",
+    "OwnObjective",
+    "one_output",
+]
+
+ObjectiveSettings = Annotated[
+    Annotated[BinarySettings, Tag("binary")] | Annotated[OwnObjective, Tag(TAG)], Discriminator(tag_of)
+]

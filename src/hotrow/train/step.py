@@ -1,0 +1,88 @@
+"""`Step`: one training step: model, loss and backward; sums over ranks; dense optimizer and rows.
+
+    step = Step(embeddings, model, objective, optimizer)
+    for ready in pipeline:
+        loss = step(ready)
+
+`Trainer` makes its steps with one of these, and so can a loop of your own. The loss stays on the device: reading it
+waits for the step, so a loop reads it when it wants to show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hotrow.embeddings import Embeddings
+from hotrow.objectives import BinarySettings, Objective, ObjectiveInputs
+from hotrow.train.dense import DenseAdam, DenseForward, DenseOptimizer, DenseStep
+from hotrow.train.phases import Phases
+from hotrow.train.ranks import FLAGS, DenseSync, Ranks
+from hotrow.train.ready import Ready
+from hotrow.world import World
+
+QUIET = (False,) * len(FLAGS)
+
+
+class Step:
+    """Trains on one batch a call. `optimizer` holds the dense optimizer, `flags` what ranks said with the last step."""
+
+    def __init__(
+        self,
+        embeddings: Embeddings,
+        model: nn.Module,
+        objective: Objective | None = None,
+        optimizer: DenseOptimizer | None = None,
+        *,
+        forward: DenseForward | None = None,
+        ranks: Ranks | None = None,
+        phases: Phases | None = None,
+    ) -> None:
+        self.embeddings, self.model = embeddings, model
+        self.ranks = ranks or Ranks(World(), torch.device("cpu"))
+        self.objective = objective or _binary(embeddings)
+        self.forward = forward or DenseForward(model, self.ranks.device, outputs=self.objective.outputs)
+        self.optimizer = DenseStep(model, optimizer or DenseAdam())
+        self.flags = dict.fromkeys(FLAGS, False)
+        self._sync = DenseSync(model, self.ranks)
+        self._phases = phases or Phases()
+
+    def __call__(self, ready: Ready, flags: Sequence[bool] = QUIET) -> Tensor:
+        """The mean loss of this rank's samples; rows and weights have learned from it. Ranks say `flags` with it."""
+        loss = self.compute(ready)
+        self._sync.begin(flags)
+        self.embeddings.step()
+        with self._phases("reduce"):
+            self.flags = self._sync.end(flags)
+        with self._phases("model"):
+            self.optimizer.step()
+        return loss
+
+    def compute(self, ready: Ready) -> Tensor:
+        """Model, loss and backward. Changes no weight and no row."""
+        with self._phases("model"):
+            inputs = ready.inputs.to(self.ranks.device)
+            outputs = self.forward(ready.rows(), inputs.dense)
+            loss = self.objective.loss(outputs, inputs)
+            self._scaled(loss, ready).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def _scaled(self, loss: Tensor, ready: Ready) -> Tensor:
+        """This rank's loss, such that the mean over ranks is the mean over the step's samples."""
+        ranks = self.ranks.world.size
+        if ranks == 1:
+            return loss
+        mine = self.objective.weight(ready.batch)
+        if ready.samples is not None and ready.batch.weights is None and self.objective.of_samples:
+            whole = float(ready.samples)
+        else:
+            (whole,) = self.ranks.sums(mine)
+        factor = mine * ranks / max(whole, 1e-12)
+        return loss if factor == 1.0 else loss * factor
+
+
+def _binary(embeddings: Embeddings) -> Objective:
+    inputs = ObjectiveInputs(list(embeddings.features.values()), ("label",))
+    return BinarySettings().build(inputs)

@@ -1,0 +1,231 @@
+"""`Trainer`: a run as an object: settings, data, tables, model, objective, steps, evaluations, checkpoints.
+
+    trainer = Trainer(Run.load("run.toml"))                    # or with a class of your own: model=MyModel
+    trainer.fit(); trainer.evaluate(); trainer.checkpoint()
+
+`hotrow train`, a rank of `torchrun` or `hotrow up`, a script and a benchmark all run this one. A loop of one's own is
+`fit` written out: same reading, grouping and fetching ahead, same logs, evaluations and checkpoints.
+
+    with trainer.pipeline() as pipeline:
+        for ready in pipeline:
+            loss = trainer.step(ready)
+
+Between two steps nothing moves, and everything that must be exact happens there, always in this order: log, evaluate,
+change of plan, checkpoint, stop (`batches.py`). A run that was killed and resumed therefore repeats the very steps it
+would have made: on CPU its weights are the same bit for bit, and its metrics apart from timings.
+
+Only torch's generators are random during training (initial weights, dropout); the order of samples and the values of
+new rows depend on seeds and positions alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from torch import Tensor, nn
+
+from hotrow.errors import HotrowError
+from hotrow.objectives import Objective
+from hotrow.policy import Hybrid
+from hotrow.run import Run
+from hotrow.train.batches import RunBatches
+from hotrow.train.best import check_splits, finite, in_words, watched
+from hotrow.train.checkpoint import Checkpoints
+from hotrow.train.compatibility import refuse_problems
+from hotrow.train.evaluate import Ranker, evaluate, host
+from hotrow.train.feed import Feed
+from hotrow.train.feeds import feed_of
+from hotrow.train.hooks import Flags, Hook
+from hotrow.train.logs import Log, Quiet, RunFolder, locked
+from hotrow.train.losses import Losses
+from hotrow.train.machine import Machine
+from hotrow.train.progress import Progress
+from hotrow.train.ranks import RANKS_S, together
+from hotrow.train.ready import Ready
+from hotrow.train.resume import begin, cut, result_of
+from hotrow.train.signals import Signals
+from hotrow.train.state import Result, State
+from hotrow.train.step import Step
+from hotrow.world import World
+
+
+class Trainer:
+    """One run: what it consists of and where it stands. Use it as a context, or call `close`."""
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        model: type[nn.Module] | None = None,
+        objective: type[Objective] | None = None,
+        hooks: Sequence[Hook] = (),
+        resume: bool = False,
+        overwrite: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        """`resume` goes on from the run folder's last checkpoint; `overwrite` removes what is there."""
+        self.run = run.with_classes(model, objective)
+        world, cluster = World.here(), run.cluster
+        refuse_problems(self.run, ranks=world.size, nodes=world.nodes)
+        self.hooks, self.state, self.signals, self.log = tuple(hooks), State(), Signals(), Quiet()
+        self.folder = RunFolder(run.output.folder)
+        self.began, self.stopped, self.trained_on = time.monotonic(), "", ""
+        self.steps: float = 0
+        self.given: Ready | None = None  # what the loop is at work on
+        self.flags: dict[str, bool] | None = None  # what ranks said with the last step
+        self.asked = Flags()
+        self._checkpoint_wanted = False
+        with contextlib.ExitStack() as opened:
+            opened.enter_context(self.at_work())
+            closing = opened.enter_context(contextlib.ExitStack())
+            self.ranks = closing.enter_context(
+                together(run.train.device, nccl=cluster.exchange == "nccl", timeout=cluster.timeout or RANKS_S)
+            )
+            self.progress = (progress or Progress()) if self.ranks.first else Progress()
+            closing.enter_context(locked(self.folder, self.ranks, self.progress))
+            self._assemble(closing)
+            begin(self, resume=resume, overwrite=overwrite)
+            if self.ranks.first:
+                self.log = Log(self.folder, tensorboard=run.output.tensorboard, step=self.state.step)
+                if self.log.note:
+                    self.progress.say(self.log.note)
+            self._closing = closing.pop_all()
+
+    def _assemble(self, closing: contextlib.ExitStack) -> None:
+        """The parts, from the last to be closed to the first."""
+        self.parts = Ranker(self.run, self.ranks, self.progress)
+        closing.callback(self.parts.close)
+        self.data, self.embeddings, self.model = self.parts.data, self.parts.embeddings, self.parts.model
+        self.objective, self.device = self.parts.objective, self.parts.device
+        self.feed: Feed = feed_of(self.parts)
+        self.notes = check_splits(self.run, self.data, self.objective)
+        self.watched = watched(self.run, self.data)
+        self.checkpoints = Checkpoints(
+            self.folder.checkpoints,
+            keep=self.run.train.keep,
+            incremental=self.run.train.incremental,
+            peers=self.ranks.peers,
+        )
+        closing.callback(self.checkpoints.wait)
+        closing.callback(lambda: self.log.close())
+        closing.callback(self.feed.close)
+        self._step = Step(
+            self.embeddings,
+            self.model,
+            self.objective,
+            self.run.optimizer,
+            forward=self.parts.dense,
+            ranks=self.ranks,
+            phases=self.feed.phases,
+        )
+        self.optimizer = self._step.optimizer
+        self.losses = Losses(self.state, self.ranks)
+        self.machine = Machine(self.embeddings, self.feed.phases, self.device)
+        self.embeddings.on_step = self._stepped
+
+    def fit(self) -> Result:
+        """Trains to the end of the run, the patience of early stopping, or a signal; what the run came to."""
+        with self.pipeline() as pipeline:
+            for ready in pipeline:
+                self.step(ready)
+        return self.result()
+
+    def pipeline(self) -> RunBatches:
+        """The batches still to be trained on, each with its rows. What is due between two steps is done by itself."""
+        return RunBatches(self)
+
+    def step(self, ready: Ready) -> Tensor:
+        """Trains on a batch; its mean loss, on the device."""
+        loss = self._step(ready, self.to_say(self.state.step + 1))
+        self.flags = self._step.flags
+        self.losses.add(loss, self.objective.weight(ready.batch))
+        return loss
+
+    def evaluate(self, split: str = "") -> dict[str, float]:
+        """The metrics of a split: the one that the run is judged by, unless another is named."""
+        began = time.monotonic()
+        split = split or self.watched or self.run.data.train
+        with self.at_work(), self.feed.paused():
+            metrics = evaluate(self.parts, split)
+        self.began += time.monotonic() - began
+        self.log.write("evaluate", self.state.step, {"split": split, **metrics})
+        self.state.metrics = finite(metrics)
+        self.progress.say(f"Step {self.state.step:,}, {split}: {in_words(self.state.metrics)}")
+        return metrics
+
+    def checkpoint(self) -> Path:
+        """Cuts a checkpoint here and lets it be written in the background; where it will be."""
+        began = time.monotonic()
+        with self.at_work(), self.feed.paused():
+            cut(self)
+        self.log.write("checkpoint", self.state.step, {"stopped_training_for": time.monotonic() - began})
+        self._checkpoint_wanted = False
+        return self.checkpoints.at(self.state.step)
+
+    def result(self) -> Result:
+        """What the run has come to; there is a checkpoint of it."""
+        with self.at_work():
+            result = result_of(self)
+            for hook in self.hooks:
+                hook.end(self, result)
+            return result
+
+    def close(self) -> None:
+        """Ends what runs in the background; an unfinished checkpoint is finished. The run folder is free again."""
+        with self.at_work():
+            self._closing.close()
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """The process as the run wants it; a disk that fails is a sentence."""
+        try:
+            with host(self.run):
+                yield
+        except OSError as error:
+            what = error.filename or self.run.output.folder
+            raise HotrowError(f"The run stopped at {what}: {error.strerror or error}.") from error
+
+    def to_say(self, step: int) -> tuple[bool, ...]:
+        """What this rank says with a step, in the order of `FLAGS`."""
+        every, asked = self.run.train.checkpoint_every, self.asked
+        due = every is not None and step % every == 0
+        self._checkpoint_wanted |= due or asked.checkpoint or self.feed.checkpoint_due
+        self.checkpoints.check()
+        if self.checkpoints.missed:
+            self.progress.say(f"{self.checkpoints.missed} It is taken again.")
+            self.checkpoints.missed, self._checkpoint_wanted = "", True
+        self.asked = Flags()
+        caught, cut_now = self.signals.caught, self.ranks.first and self._checkpoint_wanted and self._may_cut()
+        return caught == "SIGINT", caught == "SIGTERM", cut_now, asked.evaluate, asked.stop
+
+    def _may_cut(self) -> bool:
+        """Whether a checkpoint may begin: beside another one only where a pause at a later step would change bits."""
+        policy = self.run.policy
+        return not self.checkpoints.busy or (isinstance(policy, Hybrid) and policy.worst)
+
+    def _stepped(self) -> None:
+        """What `embeddings.step()` does: rows learn as the policy has it, and the run is a step further."""
+        if self.given is None:
+            self.embeddings.finish().apply()
+            return
+        self.feed.update(self.given.batch)
+        self.state.step += 1
+        self.state.samples += self.given.samples or len(self.given.batch)
+
+
+def train(run: Run, *, resume: bool = False, overwrite: bool = False, progress: Progress | None = None) -> Result:
+    """Trains as `run` says, into its run folder; `resume` goes on from the last checkpoint there."""
+    with Trainer(run, resume=resume, overwrite=overwrite, progress=progress) as trainer:
+        return trainer.fit()

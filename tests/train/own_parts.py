@@ -1,0 +1,100 @@
+"""A model and an objective as a user writes them, for tests of runs that name them."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from pydantic import BaseModel
+from torch import nn
+
+from hotrow.objectives import Objective, ObjectiveInputs, one_output
+
+
+class Tower(nn.Module):
+    """An MLP on everything there is."""
+
+    class Settings(BaseModel):
+        width: int = 8
+
+    def __init__(self, settings, inputs):
+        super().__init__()
+        self.top = nn.Sequential(
+            nn.Linear(inputs.width + inputs.dense, settings.width), nn.ReLU(), nn.Linear(settings.width, 1)
+        )
+
+    def forward(self, rows, dense):
+        return self.top(torch.cat([rows.vectors(), dense], dim=1)).squeeze(1)
+
+
+class Plain(nn.Module):
+    """A model without settings, that has rows of a linear weight more."""
+
+    extra_row_values = 1
+
+    def __init__(self, inputs):
+        super().__init__()
+        self.top = nn.Linear(inputs.width + inputs.dense, 1)
+
+    def forward(self, rows, dense):
+        return self.top(torch.cat([rows.vectors(), dense], dim=1)).squeeze(1)
+
+
+class Mean:
+    """The mean squared error of all samples."""
+
+    def __init__(self):
+        self.total = torch.zeros(2, dtype=torch.float64)
+
+    def state(self):
+        return {"total": self.total}
+
+    def merge(self, state):
+        self.total += state["total"]
+
+    def compute(self):
+        return {"squared": float(self.total[0] / self.total[1])}
+
+
+class Squared(Objective):
+    """Squared distance from the label, as a user's own objective."""
+
+    watched: ClassVar = {"squared": "smaller"}
+
+    @dataclass
+    class Settings:
+        scale: float = 1.0
+
+    def __init__(self, settings, inputs: ObjectiveInputs):
+        super().__init__(inputs)
+        self.scale = settings.scale
+
+    def loss(self, outputs, inputs):
+        return self.scale * ((one_output(outputs, "squared") - inputs.labels) ** 2).mean()
+
+    def predict(self, outputs):
+        return {"click": outputs}
+
+    def metrics(self):
+        return Mean()
+
+    def measure(self, metrics, outputs, batch):
+        metrics.total += torch.tensor([float(((outputs - batch.labels) ** 2).sum()), len(batch)], dtype=torch.float64)
+
+
+class NoModule:
+    """Not a model."""
+
+
+class Broken(nn.Module):
+    """Cannot be made from what a run gives."""
+
+    def __init__(self, settings, inputs, more):
+        super().__init__()
+
+
+class Fails(nn.Module):
+    """Raises when it is made."""
+
+    def __init__(self, inputs):
+        super().__init__()
+        raise ValueError("no such width")
