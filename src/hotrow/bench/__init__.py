@@ -22,5 +22,5 @@ def _bench(name: str) -> Callable[[bool], Report]:
 
 BENCHES: dict[str, Callable[[bool], Report]] = {
     name: _bench(name)
-    for name in ("store", "dedup", "hot", "hot_auc", "kernels", "cache", "cache_auc", "shard", "hybrid")
+    for name in ("train", "store", "dedup", "hot", "hot_auc", "kernels", "cache", "cache_auc", "shard", "hybrid")
 }

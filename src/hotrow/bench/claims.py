@@ -140,7 +140,7 @@ CLAIMS = (
 )
 
 PRODUCT, PART = "product", "part"
-PRODUCT_FIGURES = ("dedup.storage", "hot.auc", "hybrid.auc")
+PRODUCT_FIGURES = ("train.", "dedup.storage", "hot.auc", "hybrid.auc")
 """Figures of what users run: `prepare`, or `train` with a run file. All others are of a part."""
 
 PARTS = {
@@ -157,10 +157,13 @@ PARTS = {
     "kernels": "Kernels alone, with keys already numbered and on the device.",
     "shard": "Exchanges and steps in a loop of their own, with batches in memory.",
     "store": "The row store through `Embeddings`, without a model, a reader or a run.",
+    "train": "`hotrow train` itself (product), with the run file of `hotrow demo`, and that run as a loop of a user's "
+    "own.",
 }
 """What each benchmark runs, and so what its figures say of a user's run."""
 
 PEERS = (
+    ("a plain PyTorch loop on two cores, numbered keys in memory", "train.cpu.vs_torch"),
     ("FBGEMM's CPU kernels", "store.vs_fbgemm_cpu"),
     ("FBGEMM's CPU kernels, 2M rows a table", "store.vs_fbgemm_cpu_2m"),
     ("`nn.EmbeddingBag(sparse=True)` with Adagrad", "store.vs_torch"),
