@@ -75,6 +75,7 @@ def planned(settings: dict[str, Any], see: str = "run", **changed: Any) -> Walk:
 ITEM = {"tables.item.dim": 4}
 STOPPING = {"train.evaluate_every": 1, "train.early_stopping": {"patience": 1, "min_delta": 9.0}}
 ROWS = {"name": "linear", "steps": 4}
+BIASES = [{"parameters": "*bias", "lr": 0.2}]
 TRANSFORMER = {"name": "transformer", "deep": [8], "layers": 1}
 GRAPH = {"name": "graph", "width": 4, "deep": [4]}
 NEAR = {"name": "neighbours", "graph": "clicks.graph", "fan_outs": [2]}
@@ -90,6 +91,8 @@ WALK: dict[str, Walk | Shown] = {
     "OwnModel.folder": Shown("train/test_own_classes.py", "test_a_module_is_found_where_the_run_file_says"),
     "OwnObjective.name": Shown("train/test_own_classes.py", "test_an_objective_of_ones_own_is_trained_and_measured"),
     "OwnObjective.folder": Shown("train/test_own_classes.py", "test_a_module_is_found_where_the_run_file_says"),
+    "OwnOptimizer.name": Shown("train/test_dense_optimizers.py", "test_any_optimizer_is_resumed_to_the_same_bits"),
+    "OwnOptimizer.folder": Shown("train/test_dense_optimizers.py", "test_a_module_is_found_where_the_run_file_says"),
     "Run.optimizer": Walk({}, {"optimizer": {"name": "sgd"}}),
     "Run.policy": Walk({}, {"policy": {"name": "exact"}}, "calls"),
     "Run.plan": Walk({}, {"plan": {"memory": "6KiB"}}),
@@ -243,7 +246,23 @@ WALK: dict[str, Walk | Shown] = {
             "DenseAdam": "adam",
             "DenseAdamW": "adamw",
         }.items()
-        for setting, value in {"lr": 0.1, "schedule": ROWS, "weight_decay": 0.5, "clip_norm": 1e-5}.items()
+        for setting, value in {
+            "lr": 0.1,
+            "schedule": ROWS,
+            "weight_decay": 0.5,
+            "clip_norm": 1e-5,
+            "groups": BIASES,
+        }.items()
+    },
+    **{
+        f"OwnOptimizer.{setting}": dense("torch.optim:RAdam", **{setting: value})
+        for setting, value in {"lr": 0.1, "schedule": ROWS, "clip_norm": 1e-5, "groups": BIASES}.items()
+    },
+    **{
+        f"Group.{setting}": Walk(
+            {"optimizer": {"groups": BIASES}}, {"optimizer.groups": [{**BIASES[0], setting: value}]}
+        )
+        for setting, value in {"parameters": "*weight", "lr": 0.5, "weight_decay": 0.5, "frozen": True}.items()
     },
     "DenseMomentum.momentum": dense("momentum", momentum=0.5),
     "DenseMomentum.nesterov": dense("momentum", nesterov=True),

@@ -47,10 +47,16 @@ class OwnClass(Settings):
         if not (isinstance(own, type) and issubclass(own, self.base)):
             said = own.__name__ if isinstance(own, type) else f"a {type(own).__name__}"
             raise SettingsError(f"The {self.what} must be a class made from {_named(self.base)}; {said} is none.")
-        name, folder = _place(own)
-        settings = type(self).model_validate({**self.own_settings, "name": name, "folder": folder})
+        name, folder = self.place(own)
+        as_written = self.model_dump(exclude={"name", "folder"}, exclude_unset=True)
+        settings = type(self).model_validate({**as_written, "name": name, "folder": folder})
         settings._given = own
         return settings
+
+    @staticmethod
+    def place(own: type) -> tuple[str, Path | None]:
+        """The name of a class and the folder that another process finds its module in."""
+        return _place(own)
 
     def trusted(self, folder: Path | None = None) -> Self:
         """The same, to be imported when it is needed; a relative folder is taken from `folder`, which is the default.

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 from torch import nn
@@ -30,6 +31,7 @@ from hotrow.data.steps import Step
 from hotrow.errors import SettingsError, nearest
 from hotrow.models import Model, OwnModel
 from hotrow.objectives import BinarySettings, Objective, ObjectiveSettings, OwnObjective
+from hotrow.own import OwnClass
 from hotrow.policy import Policy, Sync
 from hotrow.settings import Settings, parse
 from hotrow.sizes import parse_size
@@ -38,6 +40,7 @@ from hotrow.table import Admission, Eviction, Feature, Init, Table, Uniform
 from hotrow.tiers.cached import Cache
 from hotrow.toml import override_setting, to_toml
 from hotrow.train.dense import DenseAdam, DenseOptimizer
+from hotrow.train.own_optimizer import OwnOptimizer
 
 
 class Data(Settings):
@@ -281,11 +284,6 @@ class Run(Settings):
     cluster: Cluster = Cluster()
     output: Output
 
-    @field_validator("optimizer", mode="before")
-    @classmethod
-    def _adam_unless_named(cls, value: Any) -> Any:
-        return {"name": "adam", **value} if isinstance(value, dict) else value
-
     @field_validator("objective", mode="before")
     @classmethod
     def _binary_unless_named(cls, value: Any) -> Any:
@@ -306,19 +304,26 @@ class Run(Settings):
         own = {name: value.trusted(folder) for name, value in self._own()}
         return self.model_copy(update=own)
 
-    def with_classes(self, model: type[nn.Module] | None = None, objective: type[Objective] | None = None) -> Run:
+    def with_classes(
+        self,
+        model: type[nn.Module] | None = None,
+        objective: type[Objective] | None = None,
+        optimizer: type[torch.optim.Optimizer] | None = None,
+    ) -> Run:
         """The same with classes that the caller has at hand."""
         found: dict[str, Any] = {}
         if model is not None:
             found["model"] = _own_of(OwnModel, self.model).given(model)
         if objective is not None:
             found["objective"] = _own_of(OwnObjective, self.objective).given(objective)
+        if optimizer is not None:
+            found["optimizer"] = _own_of(OwnOptimizer, self.optimizer).given(optimizer)
         return self.model_copy(update=found)
 
-    def _own(self) -> Iterator[tuple[str, OwnModel | OwnObjective]]:
-        for name in ("model", "objective"):
+    def _own(self) -> Iterator[tuple[str, OwnClass]]:
+        for name in ("model", "objective", "optimizer"):
             value = getattr(self, name)
-            if isinstance(value, OwnModel | OwnObjective):
+            if isinstance(value, OwnClass):
                 yield name, value
 
     def tables_of(self, names: Iterable[str]) -> list[Table]:
@@ -352,6 +357,8 @@ def _own_of(kind: type[Any], said: Any) -> Any:
     """The section as one for an own class, whose settings it then holds; refuses one that names a built-in."""
     if isinstance(said, kind):
         return said
+    if isinstance(said, DenseAdam) and "name" not in said.model_fields_set:  # a section that names none may be any's
+        return kind(**said.model_dump(exclude_unset=True))
     if said != type(said)():
         raise SettingsError(
             f'{kind.what}.name: the run names "{said.name}", and a class is passed too. Take the name and its settings '

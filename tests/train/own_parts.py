@@ -98,3 +98,34 @@ class Fails(nn.Module):
     def __init__(self, inputs):
         super().__init__()
         raise ValueError("no such width")
+
+
+class Drifting(torch.optim.Optimizer):
+    """An optimizer whose state is of all kinds: tensors and numbers of a parameter, a number of a group."""
+
+    def __init__(self, params, lr=0.01, pull=0.5):
+        super().__init__(params, {"lr": lr, "pull": pull, "seen": 0})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["seen"] += 1
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                state["mean"] = state.get("mean", torch.zeros_like(p)) * group["pull"] + p.grad
+                state["norm"] = state.get("norm", 0.1) * group["pull"] + float(p.grad.norm())
+                state["even"] = not state.get("even", True)
+                state["made"] = state.get("made", 0) + 1
+                scale = group["lr"] / (1 + state["norm"] + 0.01 * state["made"] + 0.01 * group["seen"])
+                p -= scale * state["mean"] * (2 if state["even"] else 1)
+
+
+class Hoarding(torch.optim.SGD):
+    """Keeps what a checkpoint cannot hold."""
+
+    def step(self, closure=None):
+        super().step()
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["past"] = [p.clone()]

@@ -35,6 +35,7 @@ from hotrow.service.curve import KeyFile
 from hotrow.settings import Settings, parse
 from hotrow.tiers.cached import Cache
 from hotrow.train.best import metric_of
+from hotrow.train.dense import check_optimizer
 from hotrow.train.evaluate import labels_of
 
 
@@ -436,7 +437,9 @@ def _of_schema(run: Run, schema: Schema) -> list[Problem]:
             return [Problem("train.device", wrong)]
         dims = {table.name: table.dim for table in tables}
         inputs = ModelInputs(features, {f.name: dims[f.table] for f in features}, len(after.dense))
-        objective.check(_made(run, inputs))
+        model = _made(run, inputs)
+        objective.check(model)
+        check_optimizer(model, run.optimizer)
     except SettingsError as error:
         return [Problem("", str(error))]
     return []

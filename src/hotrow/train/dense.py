@@ -14,13 +14,20 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 from torch import Tensor, nn
 
 from hotrow.embedded import Embedded
-from hotrow.errors import CheckpointError
+from hotrow.errors import CheckpointError, SettingsError
+from hotrow.own import TAG, tag_of
 from hotrow.schedule import Constant, Schedule
 from hotrow.settings import Settings
+from hotrow.train.groups import Group, freeze, parameter_groups
+from hotrow.train.optimizer_state import named, settings_of, take
+from hotrow.train.own_optimizer import OwnOptimizer, tried_on
+
+Parameters = list[dict[str, Any]]
+"""Groups of parameters, as a torch optimizer takes them."""
 
 
 class _Dense(Settings):
@@ -28,8 +35,9 @@ class _Dense(Settings):
     schedule: Schedule = Field(Constant(), description="how the learning rate changes over the steps")
     weight_decay: float = Field(0.0, ge=0, description="added to the gradient times the weight")
     clip_norm: float | None = Field(None, gt=0, description="the norm of all gradients together is held to this")
+    groups: tuple[Group, ...] = Field((), description="parameters that learn in another way: [[optimizer.groups]]")
 
-    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    def build(self, parameters: Parameters) -> torch.optim.Optimizer:
         raise NotImplementedError
 
 
@@ -38,7 +46,7 @@ class DenseSGD(_Dense):
 
     name: Literal["sgd"] = "sgd"
 
-    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    def build(self, parameters: Parameters) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, lr=self.lr, weight_decay=self.weight_decay)
 
 
@@ -49,7 +57,7 @@ class DenseMomentum(_Dense):
     momentum: float = Field(0.9, gt=0, lt=1)
     nesterov: bool = False
 
-    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    def build(self, parameters: Parameters) -> torch.optim.Optimizer:
         return torch.optim.SGD(
             parameters,
             lr=self.lr,
@@ -66,7 +74,7 @@ class DenseAdagrad(_Dense):
     eps: float = Field(1e-10, ge=0)
     initial: float = Field(0.0, ge=0, description="what the accumulators start from")
 
-    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    def build(self, parameters: Parameters) -> torch.optim.Optimizer:
         return torch.optim.Adagrad(
             parameters,
             lr=self.lr,
@@ -84,7 +92,7 @@ class DenseAdam(_Dense):
     beta2: float = Field(0.999, ge=0, lt=1)
     eps: float = Field(1e-8, ge=0)
 
-    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    def build(self, parameters: Parameters) -> torch.optim.Optimizer:
         betas = (self.beta1, self.beta2)
         return torch.optim.Adam(parameters, lr=self.lr, betas=betas, eps=self.eps, weight_decay=self.weight_decay)
 
@@ -98,13 +106,19 @@ class DenseAdamW(_Dense):
     beta2: float = Field(0.999, ge=0, lt=1)
     eps: float = Field(1e-8, ge=0)
 
-    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    def build(self, parameters: Parameters) -> torch.optim.Optimizer:
         betas = (self.beta1, self.beta2)
         return torch.optim.AdamW(parameters, lr=self.lr, betas=betas, eps=self.eps, weight_decay=self.weight_decay)
 
 
 DenseOptimizer = Annotated[
-    DenseSGD | DenseMomentum | DenseAdagrad | DenseAdam | DenseAdamW, Field(discriminator="name")
+    Annotated[DenseSGD, Tag("sgd")]
+    | Annotated[DenseMomentum, Tag("momentum")]
+    | Annotated[DenseAdagrad, Tag("adagrad")]
+    | Annotated[DenseAdam, Tag("adam")]
+    | Annotated[DenseAdamW, Tag("adamw")]
+    | Annotated[OwnOptimizer, Tag(TAG)],
+    Discriminator(lambda value: "adam" if isinstance(value, dict) and not value.get("name") else tag_of(value)),
 ]
 
 
@@ -151,7 +165,8 @@ class DenseForward:
             try:
                 logits = self._logits(self._compiled, embedded, dense)
                 total = logits.sum() if isinstance(logits, Tensor) else sum(output.sum() for output in logits.values())
-                torch.autograd.grad(total, list(self._model.parameters()), allow_unused=True)
+                learning = [p for p in self._model.parameters() if p.requires_grad]
+                torch.autograd.grad(total, learning, allow_unused=True)
             except Exception as error:  # whatever a compiler may raise: the model itself is judged by the next line
                 with torch.no_grad():
                     self._logits(self._model, embedded, dense)
@@ -173,19 +188,30 @@ def _same_buffers(model: nn.Module) -> Iterator[None]:
 
 
 class DenseStep:
-    """One optimizer over a model's dense parameters: clip, set the learning rate, step, forget gradients."""
+    """One optimizer over a model's dense parameters: clip, set the learning rate, step, forget gradients.
+
+    Parameters that its settings freeze are taken out of the model's training.
+    """
 
     def __init__(self, model: nn.Module, settings: DenseOptimizer) -> None:
         self.settings = settings
         self.steps = 0
+        freeze(model, settings.groups)
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.optimizer = settings.build(list(self._parameters.values()))
-        self._rate: Tensor | None = None
+        self.optimizer = settings.build(parameter_groups(settings.groups, self._parameters))
+        self._lr = float(self.optimizer.defaults["lr"])
+        self._lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self._given = settings_of(self.optimizer)
+        self._rates: list[Tensor] = []
 
     @property
     def lr(self) -> float:
-        """The learning rate of the next step."""
-        return self.settings.lr * self.settings.schedule.factor(self.steps)
+        """The learning rate of the next step, of parameters without one of their own."""
+        return self._lr * self._factor
+
+    @property
+    def _factor(self) -> float:
+        return self.settings.schedule.factor(self.steps)
 
     def step(self) -> None:
         """Makes one step with the gradients there are."""
@@ -195,11 +221,13 @@ class DenseStep:
 
     def begin_step(self) -> None:
         """Sets the learning rate of the step to come, and counts it."""
-        if self._rate is not None:
-            self._rate.fill_(self.lr)
+        factor = self._factor
+        if self._rates:
+            for rate, lr in zip(self._rates, self._lrs, strict=True):
+                rate.fill_(lr * factor)
         else:
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.lr
+            for group, lr in zip(self.optimizer.param_groups, self._lrs, strict=True):
+                group["lr"] = lr * factor
         self.steps += 1
 
     def apply(self) -> None:
@@ -210,9 +238,9 @@ class DenseStep:
 
     def on_device(self, device: torch.device) -> None:
         """Keeps all that changes from step to step on the device, so that a CUDA graph can hold the step."""
-        self._rate = torch.tensor(self.lr, device=device)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self._rate
+        self._rates = [torch.tensor(lr * self._factor, device=device) for lr in self._lrs]
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate
             if "capturable" in group:
                 group["capturable"] = True
             if "fused" in group and device.type == "cuda":  # one kernel for all parameters
@@ -220,29 +248,30 @@ class DenseStep:
         for state in self.optimizer.state.values():
             if "step" in state:
                 state["step"] = state["step"].to(device)
+        self._given = settings_of(self.optimizer)
 
     def state(self) -> dict[str, Tensor]:
         """A copy of the optimizer's state as `parameter/what` -> tensor, and the step count."""
-        out = {"steps": torch.tensor(self.steps)}
-        for name, parameter in self._parameters.items():
-            for key, value in self.optimizer.state[parameter].items():
-                if value is not None:
-                    out[f"{name}/{key}"] = torch.as_tensor(value).detach().cpu().clone()
-        return out
+        return {"steps": torch.tensor(self.steps), **named(self.optimizer, self._parameters, self._given)}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Takes over what `state()` gave; `CheckpointError` for a parameter this model does not have."""
-        per_parameter: dict[str, dict[str, Any]] = {}
-        for path, value in state.items():
-            name, _, key = path.rpartition("/")
-            if name:
-                per_parameter.setdefault(name, {})[key] = value
-        for name, values in per_parameter.items():
-            if name not in self._parameters:
-                raise CheckpointError(f'The checkpoint has optimizer state for "{name}", which this model lacks.')
-            parameter = self._parameters[name]
-            self.optimizer.state[parameter] = {
-                key: value.clone() if key == "step" else value.to(parameter.device).clone()
-                for key, value in values.items()
-            }
+        take(self.optimizer, self._parameters, state)
         self.steps = int(state["steps"])
+
+
+def check_optimizer(model: nn.Module, settings: DenseOptimizer) -> None:
+    """Refuses, before anything starts, an optimizer that cannot train this model; a model made for that alone."""
+    DenseStep(model, settings)
+    if not isinstance(settings, OwnOptimizer):
+        return
+    with torch.random.fork_rng([]):
+        try:
+            tried = DenseStep(tried_on(), settings.alone())
+            tried.step()
+            DenseStep(tried_on(), settings.alone()).load(tried.state())
+        except CheckpointError as error:
+            raise SettingsError(f"optimizer.name: {settings.name} cannot be resumed. {error}") from None
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            raise SettingsError(f"optimizer.name: {settings.name} cannot make a step. {said}.") from error

@@ -49,6 +49,7 @@ _FREE = {
     "output.tensorboard",
     "model.folder",
     "objective.folder",
+    "optimizer.folder",
     "data.path",
     "data.validation",
     "data.test",

@@ -26,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
+import torch
 from torch import Tensor, nn
 
 from hotrow.errors import HotrowError
@@ -62,13 +63,14 @@ class Trainer:
         *,
         model: type[nn.Module] | None = None,
         objective: type[Objective] | None = None,
+        optimizer: type[torch.optim.Optimizer] | None = None,
         hooks: Sequence[Hook] = (),
         resume: bool = False,
         overwrite: bool = False,
         progress: Progress | None = None,
     ) -> None:
         """`resume` goes on from the run folder's last checkpoint; `overwrite` removes what is there."""
-        self.run = run.with_classes(model, objective)
+        self.run = run.with_classes(model, objective, optimizer)
         world, cluster = World.here(), run.cluster
         refuse_problems(self.run, ranks=world.size, nodes=world.nodes)
         self.hooks, self.state, self.signals, self.log = tuple(hooks), State(), Signals(), Quiet()
