@@ -22,6 +22,7 @@ from hotrow.data import DataSet
 from hotrow.models import DLRMSettings
 from hotrow.run import Run
 from hotrow.table import Uniform
+from hotrow.train.dense import DenseAdam
 
 Ints = NDArray[np.int64]
 
@@ -149,6 +150,7 @@ def steps(run: Run, log: PlainLog, features: Mapping[str, str]) -> Iterator[int]
     """Trains as the run says; the samples of each step."""
     table = run.tables.table("any")
     assert isinstance(run.model, DLRMSettings) and isinstance(table.init, Uniform)
+    assert isinstance(run.optimizer, DenseAdam)
     torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]  # else Adagrad warns
     torch.manual_seed(run.train.seed)
     model = PlainDLRM(log, features, table.dim, table.init.scale, run.model)
