@@ -44,7 +44,7 @@ def _data_set(path: Path) -> dict[str, Any]:
             for g in schema.groups or ()
         ],
         "dense": list(schema.dense),
-        "label": schema.label,
+        "labels": list(schema.label_names),
         "facts": dict(data.facts),
     }
 

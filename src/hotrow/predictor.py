@@ -42,7 +42,7 @@ from hotrow.store.snapshot import chain, check_tables, read_manifest
 from hotrow.table import Feature, Table
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.dense import DenseForward
-from hotrow.train.evaluate import labels_of, not_finite
+from hotrow.train.evaluate import not_finite
 from hotrow.train.logs import find_run
 from hotrow.train.pipeline import Gate
 
@@ -86,12 +86,15 @@ class Predictor:
         """What the columns of a request are."""
         after_steps = schema_after(self.run.data.steps, self.schema)
         self._features: list[Feature] = self.run.features_of(after_steps.feature_settings())
-        given = ObjectiveInputs(self._features, labels_of(after_steps), self.run.train.seed)
+        given = ObjectiveInputs.of(self._features, after_steps, self.run.train.seed)
         self.objective: Objective = self.run.objective.build(given)
         self._tables: list[Table] = self.run.tables_of(feature.table for feature in self._features)
         dims = {table.name: table.dim for table in self._tables}
         self._inputs = ModelInputs(
-            self._features, {f.name: dims[f.table] for f in self._features}, len(after_steps.dense)
+            self._features,
+            {f.name: dims[f.table] for f in self._features},
+            len(after_steps.dense),
+            self.objective.outputs_per_sample,
         )
         self.trouble = ""
         """Why the last refresh in the background failed, as a sentence; empty if it did not."""

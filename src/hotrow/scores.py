@@ -1,8 +1,9 @@
 """Scores of a data set or of a log, as a Parquet file: a row for each sample, in order.
 
 A data set is read as evaluation reads it. A log is checked and turned into keys as `prepare` does, by the same code,
-but nothing is kept of it; what a log to be scored may lack (label, weight, user, session, time) is not asked for. Where
-only some of its files have the label, that of the others' samples is null.
+but nothing is kept of it; what a log to be scored may lack (labels, weight, user, session, time) is not asked for.
+Where only some of its files have a label, that of the others' samples is null. The column of a single label is `label`,
+those of several `label_NAME`.
 Memory is one batch and one piece of the log.
 """
 
@@ -16,6 +17,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
+from torch import Tensor
 
 from hotrow.data import DataSet, Reader
 from hotrow.data.batch import Batch
@@ -50,7 +53,8 @@ class Log:
         given = schema or (own_schema(path) if path.is_dir() else None)
         log = None if given is None else Schema.read(given)
         self._files = [self._file(file, log) for file in table_files(path)]
-        self.labelled = any(file.labelled for file in self._files)
+        there = {name for file in self._files for name in file.labels}
+        self.labels = tuple(name if name in there else "" for name in self._schema.label_names)
 
     def __iter__(self) -> Iterator[Batch]:
         first = 0
@@ -59,7 +63,7 @@ class Log:
                 for at in range(0, len(rows), self._data.batch_size):
                     samples = pa.Table.from_batches([rows.slice(at, self._data.batch_size)])
                     batch = batch_of(samples, self._schema, self._data.steps, self._data.seed, first)
-                    yield batch if file.labelled else replace(batch, labels=None)
+                    yield replace(batch, labels=_known(batch.labels, self._schema.label_names, file.labels))
                     first += len(samples)
 
     def _file(self, file: Path, log: Schema | None) -> _File:
@@ -88,8 +92,8 @@ class Log:
             if (column := getattr(log, role)) is not None and column not in names
         }
         changed: dict[str, Any] = {**absent, "groups": ()}
-        if log.label not in names:  # which column it is does not matter to who only reads them
-            changed["label"] = (*(f.column for f in log.features), *log.dense)[0]
+        if not set(log.label_names) <= set(names):
+            changed |= {"label": None, "labels": tuple(label for label in log.label_columns if label.name in names)}
         return source_of(file, self._form, log.model_copy(update=changed), self._schema)
 
 
@@ -100,8 +104,9 @@ class _File(NamedTuple):
     source: Source
 
     @property
-    def labelled(self) -> bool:
-        return self.source.schema.label == self.log.label
+    def labels(self) -> tuple[str, ...]:
+        """Those that it has."""
+        return self.source.schema.label_names
 
 
 def write_scores(
@@ -139,6 +144,7 @@ def write_scores(
 def _write(predictor: Predictor, batches: Log | Reader, out: Path, progress: Progress) -> dict[str, Any]:
     """Beside first, then in place."""
     samples, totals = 0, dict[str, float]()
+    labels = batches.labels if isinstance(batches, Log) else predictor.schema.label_names
     writer: pq.ParquetWriter | None = None
     progress.start(0, 0, "Scoring batch")
     with replacing(out, "The scores") as beside:
@@ -146,7 +152,7 @@ def _write(predictor: Predictor, batches: Log | Reader, out: Path, progress: Pro
             out.parent.mkdir(parents=True, exist_ok=True)
             for done, batch in enumerate(batches, start=1):
                 found = {name: value.numpy() for name, value in predictor.predict(batch).items()}
-                table = _table(batch, found, not isinstance(batches, Log) or batches.labelled)
+                table = _table(batch, found, labels)
                 writer = writer or pq.ParquetWriter(beside, table.schema, compression="zstd")
                 writer.write_table(table)
                 samples += len(batch)
@@ -162,10 +168,22 @@ def _write(predictor: Predictor, batches: Log | Reader, out: Path, progress: Pro
     return {"samples": samples, **{f"mean_{name}": total / samples for name, total in totals.items()}}
 
 
-def _table(batch: Batch, found: Mapping[str, Any], labelled: bool) -> pa.Table:
+def _known(labels: Tensor | None, names: Sequence[str], there: Sequence[str]) -> Tensor | None:
+    """The labels of samples whose file has only some of them: NaN for the others, nothing if it has none."""
+    if labels is None or not set(names) & set(there):
+        return None
+    lacking = [i for i, name in enumerate(names) if name not in there]
+    return labels if not lacking else labels.index_fill(1, torch.tensor(lacking), float("nan"))
+
+
+def _table(batch: Batch, found: Mapping[str, Any], labels: Sequence[str]) -> pa.Table:
+    """`labels` are the names of a sample's labels, empty for one that no sample has."""
     columns: dict[str, Any] = dict(found)
-    if labelled:
-        columns["label"] = pa.nulls(len(batch), pa.float32()) if batch.labels is None else batch.labels.numpy()
+    for i, name in enumerate(labels):
+        if name:
+            of_it = None if batch.labels is None else batch.labels if len(labels) == 1 else batch.labels[:, i]
+            known = pa.nulls(len(batch), pa.float32()) if of_it is None else pa.array(of_it.numpy(), from_pandas=True)
+            columns["label" if len(labels) == 1 else f"label_{name}"] = known
     if batch.users is not None:
         columns["user"] = batch.users.numpy()
     return pa.table(columns)

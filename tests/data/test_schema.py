@@ -35,7 +35,9 @@ def test_a_toml_schema_reads_back_as_the_json_it_is_saved_as(tmp_path):
         ('label = "y"\n[[features]]\nname = "f"\nkind = "many"', "s.toml.features.0.kind"),
         ('label = "y"\n[[features]]\nname = "f"\nmax_length = 3', 'max_length needs kind = "keys"'),
         ("label = ", "not valid TOML"),
-        ('dense = ["a"]', "s.toml.label: this setting is needed"),
+        ('dense = ["a"]', 's.toml: name the label, label = "click"'),
+        ('dense = ["a"]\nlabel = "y"\nlabels = ["z"]', "s.toml: name the label"),
+        ('dense = ["a"]\nlabels = ["y", {name = "z", kind = "many"}]', "s.toml.labels.1.kind"),
     ],
 )
 def test_a_wrong_schema_is_refused_with_its_place(tmp_path, text, said):

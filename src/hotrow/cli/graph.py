@@ -22,6 +22,7 @@ def graph(
     ] = "user,item",
     split: Annotated[str, typer.Option("--split", help="The split whose positive samples are its edges.")] = "train",
     positive: Annotated[float, typer.Option("--positive", help="The label from which a sample is an edge.")] = 0.5,
+    label: Annotated[str, typer.Option("--label", help="Which label, where samples have several.")] = "",
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
@@ -40,7 +41,7 @@ def graph(
     if len(ends) != 2 or not all(ends):
         raise SettingsError(f'--between names two features, as in user,item, not "{between}".')
     place = out or data.with_name(f"{data.absolute().name}.graph")
-    made = Graph.of_data_set(DataSet.open(data), split, ends, positive)
+    made = Graph.of_data_set(DataSet.open(data), split, ends, positive, label)
     made.save(place, overwrite)
     nodes = {end: len(side.keys) for end, side in zip(made.between, made.sides, strict=True)}
     _give({"graph": str(place), "nodes": nodes, "edges": made.edges, "bytes": place.stat().st_size}, as_json, _show)

@@ -122,7 +122,15 @@ def size(count: float) -> str:
 
 def _data_set(data: Mapping[str, Any]) -> None:
     facts = [(name.replace("_", " "), _fact(v)) for name, v in data["facts"].items() if not isinstance(v, dict)]
-    _pairs("Data set", [("path", data["path"]), ("size", size(data["bytes"])), ("label", data["label"]), *facts])
+    _pairs(
+        "Data set",
+        [
+            ("path", data["path"]),
+            ("size", size(data["bytes"])),
+            ("label" if len(data["labels"]) == 1 else "labels", ", ".join(data["labels"]) or "none"),
+            *facts,
+        ],
+    )
     splits = [(name, f"{s['samples']:,}", str(s["files"])) for name, s in data["splits"].items()]
     _table("", ("split", "samples", "files"), splits)
     features = [(f["name"], f["kind"], f["table"], f["pooling"]) for f in data["features"]]

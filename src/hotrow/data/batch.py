@@ -152,8 +152,8 @@ class Group:
 class Batch:
     """Samples to train on or to score. Checked on construction; `BatchError` names the feature at fault.
 
-    `dense` is [B, n], `labels`, `weights` and `users` are [B]; each may be None. `users` only groups samples
-    for per-user metrics.
+    `dense` is [B, n], `weights` and `users` are [B], `labels` are [B], or [B, L] where a sample has several; each may
+    be None. `users` only groups samples for per-user metrics.
     """
 
     groups: tuple[Group, ...]
@@ -178,7 +178,7 @@ class Batch:
                 raise BatchError(f"Feature {group.features[0]} has {group.size} samples, the batch has {size}.")
         for name, tensor, dims in (
             ("dense", self.dense, 2),
-            ("labels", self.labels, 1),
+            ("labels", self.labels, 2 if getattr(self.labels, "ndim", 1) == 2 else 1),
             ("weights", self.weights, 1),
         ):
             if tensor is not None:

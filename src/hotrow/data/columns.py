@@ -70,9 +70,10 @@ def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
-def labels(array: pa.Array) -> Made:
+def labels(array: pa.Array, kind: str = "binary") -> Made:
     values, _ = floats(array)
-    return pa.array(values), _some(~((values >= 0) & (values <= 1)))
+    fits = np.isfinite(values) if kind == "number" else (values >= 0) & (values <= 1)
+    return pa.array(values), _some(~fits)
 
 
 def weights(array: pa.Array) -> Made:

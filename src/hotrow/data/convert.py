@@ -28,6 +28,10 @@ from hotrow.errors import DataError, nearest
 BadPolicy = Literal["refuse", "skip", "missing"]
 _KEPT_EXAMPLES = 20
 _DENSE = "a dense value is a finite number, and an integer at most 2^53"
+_LABEL = {
+    "binary": 'a label is a number from 0 to 1, unless the schema says that its kind is "number"',
+    "number": "a label of this kind is a finite number, and an integer at most 2^53",
+}
 _WEIGHT = "a sample's weight is a finite number, 0 or more, and an integer at most 2^53"
 _KEY = "a key is an integer or a text"
 _SESSION = f"every sample needs a session, an integer or a text, and {MISSING} stands for none"
@@ -166,8 +170,9 @@ def convert(
     What keys each feature has, integers or text, is added to `seen`.
     """
     checked = Checked(chunk, bad)
-    made = columns.labels(chunk.column(log.label))
-    checked.put(log.label, log.label, made, "a label is a number from 0 to 1")
+    for label in log.label_columns:
+        made = columns.labels(chunk.column(label.name), label.kind)
+        checked.put(label.name, label.name, made, _LABEL[label.kind])
     for name in log.dense:
         checked.put(name, name, columns.dense(chunk.column(name)), _DENSE, may_miss=True)
     for raw, feature in zip(log.features, prepared.features, strict=True):

@@ -16,8 +16,7 @@ PREPARED = {b"hotrow": b"prepared samples"}
 
 def arrow_schema(schema: Schema) -> pa.Schema:
     """The columns of flat samples, each once."""
-    fields: dict[str, pa.DataType] = {schema.label: pa.float32()}
-    fields |= {name: pa.float32() for name in schema.dense}
+    fields: dict[str, pa.DataType] = {name: pa.float32() for name in (*schema.label_names, *schema.dense)}
     for f in schema.features:
         fields[f.column] = pa.int64() if f.kind == "key" else pa.list_(pa.int64())
         if f.weights is not None:

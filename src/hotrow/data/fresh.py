@@ -5,7 +5,7 @@ neighbouring samples share is kept once, and the run's steps are done. A request
 that are to be scored for one user share the user's features and history, which are then looked up and encoded once.
 Where the data set has no groups, that holds for what is the same in all samples of the request.
 
-What a request cannot know (label, weight, time, and a user or session that is no feature) may be left out.
+What a request cannot know (labels, weight, time, and a user or session that is no feature) may be left out.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def completed(chunk: Chunk, schema: Schema) -> Chunk:
     """The chunk with what cannot be known of samples to be scored, where it is left out."""
     rows, n = chunk.rows, len(chunk.rows)
     features = {f.column for f in schema.features}
-    for name, value in ((schema.label, 0.0), (schema.weight, 1.0)):
+    for name, value in (*((label, 0.0) for label in schema.label_names), (schema.weight, 1.0)):
         if name is not None and name not in rows.schema.names:
             rows = _with(rows, name, pa.array(np.full(n, value, np.float32)))
     for name, key in ((schema.session, 0), (schema.time, 0), (schema.user, MISSING)):

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from hotrow import _native
 from hotrow.data.dataset import DataSet
+from hotrow.data.labels import label_column, of_column
 from hotrow.data.mix import mix64
 from hotrow.errors import DataError, SettingsError, nearest
 from hotrow.files import replacing
@@ -84,9 +85,13 @@ class Graph:
 
     @staticmethod
     def of_data_set(
-        dataset: DataSet, split: str = "train", between: Sequence[str] = ("user", "item"), positive: float = 0.5
+        dataset: DataSet,
+        split: str = "train",
+        between: Sequence[str] = ("user", "item"),
+        positive: float = 0.5,
+        label: str = "",
     ) -> Graph:
-        """The pairs of a split's samples whose label is at least `positive`."""
+        """The pairs of a split's samples whose label is at least `positive`; of all samples of a log without one."""
         from hotrow.data.reader import Reader
 
         single = {f.name: f for f in dataset.schema.features if f.kind == "key"}
@@ -98,10 +103,11 @@ class Graph:
                 )
         if len(between) != 2 or between[0] == between[1]:
             raise SettingsError("A graph is between two different features, as in --between user,item.")
+        labels = dataset.schema.label_names
+        column = label_column(label, labels, "--label") if labels or label else 0
         pairs: list[list[Ints]] = [[], []]
         for batch in Reader(dataset, split, 1 << 16, shuffle=False):
-            assert batch.labels is not None
-            wanted = batch.labels.numpy() >= positive
+            wanted = slice(None) if batch.labels is None else of_column(batch.labels, column).numpy() >= positive
             spelled = batch.expand()
             for name, into in zip(between, pairs, strict=True):
                 into.append(spelled[name].values.numpy()[wanted])

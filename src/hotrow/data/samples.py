@@ -85,7 +85,9 @@ class Window:
     inverses: Mapping[str, Ints]
     """For each group the row of every sample."""
     roles: Mapping[str, Numbers]
-    """Label, weight, user and session of each sample: as the data set has them, whatever steps do to a feature."""
+    """Weight, user and session of each sample: as the data set has them, whatever steps do to a feature."""
+    labels: tuple[Numbers, ...] = ()
+    """The same for each label."""
     draws: Draws | None = None
     """What steps draw by; None where samples are looked at outside of an epoch."""
 
@@ -109,11 +111,14 @@ class Window:
                 columns[name] = Values(_numbers_of(tables[places.get(name, SAMPLES)], name, missing))
         roles = {
             role: Numbers(columns[name].values, inverses.get(places.get(name, SAMPLES)))
-            for role in ("label", "weight", "user", "session")
+            for role in ("weight", "user", "session")
             if (name := getattr(schema, role)) in columns
         }
+        labels = tuple(
+            Numbers(columns[name].values, inverses.get(places.get(name, SAMPLES))) for name in schema.label_names
+        )
         every = {name: places.get(name, SAMPLES) for name in columns}
-        return Window(schema, sum(map(len, tables[SAMPLES])), columns, every, inverses, roles, draws)
+        return Window(schema, sum(map(len, tables[SAMPLES])), columns, every, inverses, roles, labels, draws)
 
     def sessions(self) -> Ints:
         """Where each session begins; without sessions, each sample."""
@@ -134,13 +139,12 @@ class Window:
             for place, members in self._groups()
         ]
         size = int(counts.sum())
-        dense = None
-        if schema.dense:
-            dense = np.empty((size, len(schema.dense)), dtype=np.float32)
-            from_columns = [(self.columns[n].values, self.inverses.get(self.places[n])) for n in schema.dense]
-            _native.take_matrix(from_columns, starts, counts, dense)
+        dense = [Numbers(self.columns[n].values, self.inverses.get(self.places[n])) for n in schema.dense]
         roles = {role: _native.take(*numbers, starts, counts) for role, numbers in self.roles.items()}
-        return Taken(size, tuple(bags), dense, roles["label"], roles.get("weight"), roles.get("user"))
+        one = len(self.labels) == 1
+        labels = _native.take(*self.labels[0], starts, counts) if one else _matrix(self.labels, pieces, size)
+        matrix = _matrix(dense, pieces, size)
+        return Taken(size, tuple(bags), matrix, labels, roles.get("weight"), roles.get("user"))
 
     def _groups(self) -> list[tuple[str, list[Column]]]:
         """The features that form a group of the batch: those of one place, with weights or without."""
@@ -225,7 +229,7 @@ class Taken:
     size: int
     bags: tuple[Bags, ...]
     dense: Floats | None
-    labels: Floats
+    labels: Floats | None
     weights: Floats | None
     users: Ints | None
 
@@ -238,7 +242,7 @@ class Taken:
             sum(p.size for p in parts),
             tuple(Bags.join(bags) for bags in zip(*(p.bags for p in parts), strict=True)),
             _joined([p.dense for p in parts]),
-            np.concatenate([p.labels for p in parts]),
+            _joined([p.labels for p in parts]),
             _joined([p.weights for p in parts]),
             _joined([p.users for p in parts]),
         )
@@ -248,7 +252,7 @@ class Taken:
         return Batch(
             tuple(bags.group() for bags in self.bags),
             _tensor(self.dense),
-            torch.from_numpy(self.labels),
+            _tensor(self.labels),
             _tensor(self.weights),
             _tensor(self.users),
         )
@@ -262,7 +266,8 @@ def needed(schema: Schema, sessions: bool) -> set[str]:
 
 def _one_number(schema: Schema) -> dict[str, float]:
     """The columns besides features that batches are made of, and what stands for a null in them."""
-    numbers: dict[str, float] = dict.fromkeys(schema.dense, 0.0) | {schema.label: float("nan")}
+    numbers: dict[str, float] = dict.fromkeys(schema.dense, 0.0)
+    numbers |= dict.fromkeys(schema.label_names, float("nan"))
     if schema.weight is not None:
         numbers[schema.weight] = 1.0
     return numbers | {name: MISSING for name in (schema.user, schema.session) if name is not None}
@@ -332,6 +337,15 @@ def _within(first: NDArray[Any], last: NDArray[Any], most: int, name: str) -> No
         raise DataError(
             f'"{name}" refers to what its row group does not hold: the data set was altered. Prepare it again.'
         )
+
+
+def _matrix(columns: Sequence[Numbers], pieces: Pieces, size: int) -> Floats | None:
+    """The columns of these pieces' samples side by side; None where there are none."""
+    if not columns:
+        return None
+    taken = np.empty((size, len(columns)), dtype=np.float32)
+    _native.take_matrix([(values, rows) for values, rows in columns], *pieces, taken)
+    return taken
 
 
 def _offsets(lengths: Ints) -> Ints:

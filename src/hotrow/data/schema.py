@@ -1,8 +1,11 @@
-"""`Schema`: which columns of a log are label, dense values and features, and how text becomes a key.
+"""`Schema`: which columns of a log are labels, dense values and features, and how text becomes a key.
 
 A schema is written by a user as TOML (or JSON) for `hotrow prepare --schema FILE`; the one of a prepared data
 set stands beside it as `schema.json`. The same model serves both: `prepared()` gives the second from the
 first, with columns named after the features that use them.
+
+A log has one label, `label = "click"`; several, `labels = ["click", {name = "minutes", kind = "number"}]`; or none, for
+retrieval and next items, which must be said: `labels = []`. A label is from 0 to 1 unless its kind says otherwise.
 
 Keys need no vocabulary. An integer is its own key. Text that is an int64 in its usual decimal form ("42",
 "-7", not "042") is that integer, so CSV and Parquet of the same log agree; any other text is its BLAKE2b hash
@@ -19,7 +22,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from hotrow.errors import SettingsError, nearest
 from hotrow.settings import Settings, parse
@@ -91,10 +95,23 @@ class Repeats(Settings):
     slides: tuple[str, ...] = ()
 
 
+class Label(Settings):
+    """A column with something to learn to say of a sample."""
+
+    name: str = Field(min_length=1)
+    kind: Literal["binary", "number"] = Field("binary", description="binary: from 0 to 1; number: any finite number")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_its_name(cls, data: object) -> object:
+        return {"name": data} if isinstance(data, str) else data
+
+
 class Schema(Settings):
     """What the columns of a log mean."""
 
-    label: str = Field(min_length=1, description="the column with the target, from 0 to 1")
+    label: str | None = Field(None, min_length=1, description="the column with the target, from 0 to 1")
+    labels: tuple[Label, ...] | None = Field(None, description="several of them, or [] for a log without any")
     dense: tuple[str, ...] = Field((), description="columns of numbers")
     features: tuple[Column, ...] = Field((), description="columns of keys")
     session: str | None = Field(None, description="samples with the same value stand together")
@@ -103,9 +120,29 @@ class Schema(Settings):
     weight: str | None = Field(None, description="the weight of a sample in the loss")
     groups: tuple[Repeats, ...] | None = Field(None, description="what repeats together; found by prepare if not given")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _one_way_to_say_one_label(cls, data: object) -> object:
+        """`labels = ["click"]` is `label = "click"`."""
+        labels = data.get("labels") if isinstance(data, dict) and data.get("label") is None else None
+        if not isinstance(data, dict) or not isinstance(labels, list | tuple) or len(labels) != 1:
+            return data
+        try:
+            only = Label.model_validate(labels[0])
+        except ValidationError:
+            return data
+        return {**data, "label": only.name, "labels": None} if only.kind == "binary" else data
+
     @model_validator(mode="after")
     def _possible(self) -> Schema:
-        for what, names in (("feature", [f.name for f in self.features]), ("dense column", list(self.dense))):
+        if (self.label is None) == (self.labels is None):
+            raise PydanticCustomError(
+                "sentence",
+                'name the label, label = "click"; or several, labels = ["click", "buy"]; or say that there is none, '
+                "labels = [].",
+            )
+        parts = ("label", self.label_names), ("feature", [f.name for f in self.features]), ("dense column", self.dense)
+        for what, names in parts:
             twice = [name for name, count in Counter(names).items() if count > 1]
             if twice:
                 raise ValueError(f'the {what} "{twice[0]}" stands twice; each needs its own name')
@@ -154,9 +191,21 @@ class Schema(Settings):
         return self.model_dump_json(indent=2, exclude_none=True) + "\n"
 
     @property
+    def label_columns(self) -> tuple[Label, ...]:
+        """The labels, however many."""
+        if self.labels is not None:
+            return self.labels
+        return (Label(name=self.label),) if self.label is not None else ()
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The columns of the labels, in the order of a batch."""
+        return tuple(label.name for label in self.label_columns)
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """Every column of the log that is used, each once."""
-        named = [self.label, *self.dense]
+        named = [*self.label_names, *self.dense]
         for feature in self.features:
             named += [feature.column, *([feature.weights] if feature.weights else [])]
         named += [c for c in (self.session, self.time, self.user, self.weight) if c is not None]
@@ -193,8 +242,7 @@ class Schema(Settings):
 def _refuse_clashes(log: Schema, prepared: Schema) -> None:
     """Two different things must not end up in one column of the data set."""
     holds: dict[str, tuple[str, str]] = {}
-    named = [(log.label, "number", log.label)]
-    named += [(c, "number", c) for c in log.dense]
+    named = [(c, "number", c) for c in (*log.label_names, *log.dense)]
     if log.weight is not None:
         named.append((log.weight, "number", log.weight))
     for raw, feature in zip(log.features, prepared.features, strict=True):

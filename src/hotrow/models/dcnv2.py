@@ -59,7 +59,7 @@ class DCNv2(RankingModel):
         self.deep = mlp(width, settings.deep, dropout=settings.dropout)
         self.stacked = settings.structure == "stacked" or not settings.deep
         deep_width = settings.deep[-1] if settings.deep else width
-        self.out = linear(deep_width if self.stacked else width + deep_width, 1)
+        self.out = linear(deep_width if self.stacked else width + deep_width, inputs.outputs)
 
     def forward(self, embedded: Embedded, dense: Tensor | None = None) -> Tensor:
         inputs = self.joint(embedded, dense)
@@ -69,4 +69,4 @@ class DCNv2(RankingModel):
             x = cross(first, x if number else inputs)
         last = self.deep(x) if self.stacked else torch.cat([x, inputs.through(self.deep)], dim=1)
         logits: Tensor = self.out(last)
-        return logits.squeeze(1)
+        return self.given(logits)

@@ -8,7 +8,8 @@ share in the MLP's first layer, are computed on unique samples.
 What is added up starts near 0 and moves at a like pace. Dense inputs are often well above 1, and products grow with the
 square of that: their vectors start small, their linear weights at 0. Linear weights are scaled: `weight_scales`. So are
 products, by `pair_scale`: with 39 vectors of a Criteo sample and a table rate of 0.05, unscaled ones cost 0.015 of AUC,
-while a scale as small as that costs 0.002 with the 12 vectors of a planted log.
+while a scale as small as that costs 0.002 with the 12 vectors of a planted log. Several outputs share linear terms and
+products: `Shared`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,16 @@ from torch import Tensor, nn
 from hotrow.embedded import Embedded, PooledGroup, expand
 from hotrow.errors import SettingsError
 from hotrow.models.joint import Joint
-from hotrow.models.model import ModelInputs, ModelSettings, RankingModel, Widths, dense_weights, mlp, weight_scales
+from hotrow.models.model import (
+    ModelInputs,
+    ModelSettings,
+    RankingModel,
+    Shared,
+    Widths,
+    dense_weights,
+    mlp,
+    weight_scales,
+)
 
 
 class DeepFMSettings(ModelSettings):
@@ -64,7 +74,8 @@ class DeepFM(RankingModel):
         if inputs.dense:
             self.dense_weights = dense_weights(inputs.dense)
             self.dense_vectors = nn.Parameter(torch.randn(inputs.dense, self.dim) * 0.01)
-        self.deep = mlp(self.fields * self.dim + inputs.dense, settings.deep, 1, settings.dropout)
+        self.deep = mlp(self.fields * self.dim + inputs.dense, settings.deep, inputs.outputs, settings.dropout)
+        self.shared = Shared(inputs.outputs)
 
     def forward(self, embedded: Embedded, dense: Tensor | None = None) -> Tensor:
         dense = self.dense_inputs(dense)
@@ -77,11 +88,12 @@ class DeepFM(RankingModel):
             of_group = [rows_SFD.sum(dim=1), vectors_SFD.square().sum(dim=1)]
             sums.append(expand(torch.cat(of_group, dim=1), group.inverse))
         total, weights, squares = torch.split(sum(sums[1:], sums[0]), [self.dim, 1, self.dim], dim=1)
-        logits = Joint(self.inputs.names, vectors, dense).through(self.deep).squeeze(1)
-        logits = logits + (self.weight_scale * weights).squeeze(1)
+        logits = self.given(Joint(self.inputs.names, vectors, dense).through(self.deep))
+        logits = self.shared(logits, (self.weight_scale * weights).squeeze(1))
         if dense is not None:
-            logits = logits + self.dense_weights(dense).squeeze(1)
+            logits = self.shared(logits, self.dense_weights(dense).squeeze(1))
             total = total + dense @ self.dense_vectors
             squares = squares + dense.square() @ self.dense_vectors.square()
         pairs = 0.5 * (total.square() - squares).sum(dim=1)
-        return logits + self.pair_scale * pairs
+        found: Tensor = self.shared(logits, self.pair_scale * pairs)
+        return found

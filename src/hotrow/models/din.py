@@ -127,7 +127,7 @@ class DIN(RankingModel):
         for hidden in settings.deep:
             layers += [linear(width, hidden), _activation(settings.activation, hidden)]
             width = hidden
-        self.deep = nn.Sequential(*layers, linear(width, 1))
+        self.deep = nn.Sequential(*layers, linear(width, inputs.outputs))
 
     def forward(self, embedded: Embedded, dense: Tensor | None = None) -> Tensor:
         groups = self.unique_groups(embedded, self.others)
@@ -135,7 +135,7 @@ class DIN(RankingModel):
             attended, inverse = attention(embedded.sequence(history), *embedded.unique(target))
             groups.append(PooledGroup((history,), (attended.shape[1],), attended, inverse))
         joint = Joint((*self.others, *self.targets), groups, self.dense_inputs(dense))
-        return joint.through(self.deep).squeeze(1)
+        return self.given(joint.through(self.deep))
 
 
 def _activation(name: str, width: int) -> nn.Module:

@@ -42,14 +42,14 @@ class DLRM(RankingModel):
         i, j = torch.triu_indices(self.vectors, self.vectors, offset=1)
         self.register_buffer("pairs", i * self.vectors + j, persistent=False)
         self.pairs: Tensor
-        self.top = mlp(self.dim + len(self.pairs), settings.top, 1)
+        self.top = mlp(self.dim + len(self.pairs), settings.top, inputs.outputs)
 
     def forward(self, embedded: Embedded, dense: Tensor | None = None) -> Tensor:
         rows = self.joint(embedded, dense).features()
         dense = self.dense_inputs(dense)
         first = self.constant.expand(len(rows), -1) if dense is None else self.bottom(dense)
         logits: Tensor = self.top(torch.cat([first, self.interact(torch.cat([first, rows], dim=1))], dim=1))
-        return logits.squeeze(1)
+        return self.given(logits)
 
     def interact(self, rows: Tensor) -> Tensor:
         """The dot product of every two of the vectors that stand side by side in `rows[B, vectors * dim]`."""

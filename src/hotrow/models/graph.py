@@ -98,7 +98,7 @@ class GraphModel(RankingModel):
             End([inputs.dims[name] for name in (end, *self.hops[end])], settings.width) for end in self.between
         )
         width = 3 * settings.width + sum(inputs.dims[name] for name in self.others) + inputs.dense
-        self.deep = mlp(width, settings.deep, 1, settings.dropout)
+        self.deep = mlp(width, settings.deep, inputs.outputs, settings.dropout)
 
     def forward(self, embedded: Embedded, dense: Tensor | None = None) -> Tensor:
         first, second = (
@@ -108,7 +108,7 @@ class GraphModel(RankingModel):
         pair = torch.cat([first, second, first * second], dim=1)
         groups = [PooledGroup(("pair",), (pair.shape[1],), pair, None), *self.unique_groups(embedded, self.others)]
         joint = Joint(("pair", *self.others), groups, self.dense_inputs(dense))
-        return joint.through(self.deep).squeeze(1)
+        return self.given(joint.through(self.deep))
 
 
 def _hops(end: str, inputs: ModelInputs) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""`RankingModel`: rows and dense inputs in, one logit a sample out. Plain PyTorch, with no tables of its own.
+"""`RankingModel`: rows and dense inputs in, one logit a sample out, or several. Plain PyTorch, no tables of its own.
 
 A model's settings build it: `settings.build(inputs)`. `extra_row_values = 1` says that every row has one value
 more than its vector: the last is the feature's linear weight, so Wide&Deep and DeepFM need no second lookup. The
@@ -35,11 +35,15 @@ Widths = tuple[Annotated[int, Field(ge=1)], ...]
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """What a model is given: features, the dim of each one's rows, and how many dense inputs there are."""
+    """What a model is given: features, the dim of each one's rows, and how many dense inputs there are.
+
+    `outputs` is how many numbers a sample the objective reads, where a model is not made for an objective of its own.
+    """
 
     features: Sequence[Feature]
     dims: Mapping[str, int]
     dense: int = 0
+    outputs: int = 1
 
     def __post_init__(self) -> None:
         if not self.features:
@@ -98,8 +102,12 @@ class RankingModel(nn.Module):
         self.inputs = inputs
 
     def forward(self, embedded: Embedded, dense: Tensor | None = None) -> Tensor:
-        """Logits `[B]`."""
+        """Logits `[B]`, or `[B, outputs]` where there are to be several."""
         raise NotImplementedError
+
+    def given(self, out_BO: Tensor) -> Tensor:
+        """What the last layer gives, as the model gives it."""
+        return out_BO.squeeze(1) if self.inputs.outputs == 1 else out_BO
 
     def joint(self, embedded: Embedded, dense: Tensor | None) -> Joint:
         """All features, pooled ones and then sequences, and the dense inputs."""
@@ -166,6 +174,22 @@ def weight_scales(dims: Sequence[int]) -> Tensor:
     SGD by 1 / dim. Undivided, a table rate of 0.05 costs Wide & Deep 0.02 of AUC on a Criteo sample.
     """
     return torch.tensor(dims, dtype=torch.get_default_dtype()).rsqrt()
+
+
+class Shared(nn.Module):
+    """What a model adds to its last layer, `[B]`: with several outputs each has a factor for it, which starts at 1.
+
+    A row has one linear weight, so all outputs share it.
+    """
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        if outputs > 1:
+            self.factors = nn.Parameter(torch.ones(outputs))
+        self._outputs = outputs
+
+    def forward(self, out: Tensor, terms_B: Tensor) -> Tensor:
+        return out + terms_B if self._outputs == 1 else out + terms_B[:, None] * self.factors
 
 
 def dense_weights(inputs: int) -> nn.Linear:

@@ -239,7 +239,7 @@ class Transformer(RankingModel):
                 )
         self.encoders = nn.ModuleList(Encoder(inputs.dims[history], settings) for history in self.targets)
         width = sum(inputs.dims[name] for name in self.others) + sum(widths.values()) + inputs.dense
-        self.deep = mlp(width, settings.deep, 1, settings.dropout)
+        self.deep = mlp(width, settings.deep, inputs.outputs, settings.dropout)
 
     def forward(self, embedded: Embedded, dense: Tensor | None = None) -> Tensor:
         groups = self.unique_groups(embedded, self.others)
@@ -247,7 +247,7 @@ class Transformer(RankingModel):
             rows, inverse = encoder(embedded.sequence(history), *embedded.unique(target))
             groups.append(PooledGroup((history,), (rows.shape[1],), rows, inverse))
         joint = Joint((*self.others, *self.targets), groups, self.dense_inputs(dense))
-        return joint.through(self.deep).squeeze(1)
+        return self.given(joint.through(self.deep))
 
 
 def _turned(x: Tensor, turn: Tensor) -> Tensor:

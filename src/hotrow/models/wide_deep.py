@@ -3,7 +3,7 @@
 A row is a vector and, as its last value, the linear weight of the wide part. A row of one value is a weight
 alone: a feature for the wide part only, such as a cross of two columns. Features may differ in dim. The sum of a
 group's weights, and its share in the MLP's first layer, are computed on unique samples. Weights of dense inputs start
-at 0, those of rows are scaled: `weight_scales`.
+at 0, those of rows are scaled: `weight_scales`. Several outputs share the wide part: `Shared`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,16 @@ from torch import Tensor
 from hotrow.embedded import Embedded, PooledGroup, expand
 from hotrow.errors import SettingsError
 from hotrow.models.joint import Joint
-from hotrow.models.model import ModelInputs, ModelSettings, RankingModel, Widths, dense_weights, mlp, weight_scales
+from hotrow.models.model import (
+    ModelInputs,
+    ModelSettings,
+    RankingModel,
+    Shared,
+    Widths,
+    dense_weights,
+    mlp,
+    weight_scales,
+)
 
 
 class WideDeepSettings(ModelSettings):
@@ -49,15 +58,16 @@ class WideDeep(RankingModel):
         self.weight_scales: Tensor
         if inputs.dense:
             self.dense_weights = dense_weights(inputs.dense)
-        self.deep = mlp(width, settings.deep, 1, settings.dropout)
+        self.deep = mlp(width, settings.deep, inputs.outputs, settings.dropout)
+        self.shared = Shared(inputs.outputs)
 
     def forward(self, embedded: Embedded, dense: Tensor | None = None) -> Tensor:
         dense = self.dense_inputs(dense)
         vectors, terms = zip(*(self._split(group) for group in self.unique_groups(embedded)), strict=True)
-        logits = Joint(self.inputs.names, vectors, dense).through(self.deep).squeeze(1)
+        logits = self.given(Joint(self.inputs.names, vectors, dense).through(self.deep))
         for group, terms_S in zip(vectors, terms, strict=True):
-            logits = logits + expand(terms_S, group.inverse)
-        return logits if dense is None else logits + self.dense_weights(dense).squeeze(1)
+            logits = self.shared(logits, expand(terms_S, group.inverse))
+        return logits if dense is None else self.shared(logits, self.dense_weights(dense).squeeze(1))
 
     def _split(self, group: PooledGroup) -> tuple[PooledGroup, Tensor]:
         """The vectors of a group without their last values, and for each unique sample the scaled sum of those."""

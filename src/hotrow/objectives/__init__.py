@@ -5,20 +5,30 @@ from typing import Annotated
 from pydantic import Discriminator, Tag
 
 from hotrow.objectives.binary import Binary, BinarySettings
+from hotrow.objectives.multi_task import MultiTask, MultiTaskSettings
 from hotrow.objectives.objective import Metrics, Objective, ObjectiveInputs, OwnObjective, one_output
+from hotrow.objectives.regression import Regression, RegressionSettings
 from hotrow.own import TAG, tag_of
 
 __all__ = [
     "Binary",
     "BinarySettings",
     "Metrics",
+    "MultiTask",
+    "MultiTaskSettings",
     "Objective",
     "ObjectiveInputs",
     "ObjectiveSettings",
     "OwnObjective",
+    "Regression",
+    "RegressionSettings",
     "one_output",
 ]
 
 ObjectiveSettings = Annotated[
-    Annotated[BinarySettings, Tag("binary")] | Annotated[OwnObjective, Tag(TAG)], Discriminator(tag_of)
+    Annotated[BinarySettings, Tag("binary")]
+    | Annotated[RegressionSettings, Tag("regression")]
+    | Annotated[MultiTaskSettings, Tag("multi_task")]
+    | Annotated[OwnObjective, Tag(TAG)],
+    Discriminator(tag_of),
 ]

@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hotrow.data.batch import Batch
-from hotrow.errors import DataError, HotrowError, SettingsError, nearest
+from hotrow.data.labels import label_column, of_column
+from hotrow.errors import DataError, HotrowError, SettingsError
 from hotrow.objectives.binary_metrics import BinaryMetrics
 from hotrow.objectives.inputs import Inputs
-from hotrow.objectives.objective import BuiltIn, Objective, ObjectiveInputs, one_output
+from hotrow.objectives.objective import BuiltIn, Objective, ObjectiveInputs, one_output, weighted_mean
 
 
 class BinarySettings(BuiltIn):
@@ -40,6 +41,11 @@ class Binary(Objective):
     def __init__(self, settings: BinarySettings, inputs: ObjectiveInputs) -> None:
         super().__init__(inputs)
         self._column = label_column(settings.label, inputs.labels)
+        if (label := inputs.labels[self._column]) in inputs.numbers:
+            raise SettingsError(
+                f'objective: binary needs a label from 0 to 1, and "{label}" may be any number. Choose regression, or '
+                f"prepare the log with the label as a binary one."
+            )
 
     def loss(self, outputs: Any, inputs: Inputs) -> Tensor:
         if inputs.labels is None:
@@ -48,7 +54,7 @@ class Binary(Objective):
         if inputs.weights is None:
             return F.binary_cross_entropy_with_logits(logits, labels)
         losses = F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
-        return (losses * inputs.weights).sum() / inputs.weights.sum().clamp(min=1e-12)
+        return weighted_mean(losses, inputs.weights)
 
     def predict(self, outputs: Any) -> dict[str, Tensor]:
         return {"score": torch.sigmoid(one_output(outputs, "binary"))}
@@ -61,21 +67,3 @@ class Binary(Objective):
             raise DataError("The samples have no labels to evaluate against.")
         logits, labels = one_output(outputs, "binary"), of_column(batch.labels, self._column)
         metrics.update(logits, labels, batch.weights, batch.users)
-
-
-def label_column(name: str, labels: tuple[str, ...]) -> int:
-    """Where a label stands among those of the data set; refuses one that is not there, and to guess among several."""
-    if not labels:
-        raise SettingsError("objective: the data set has no label. Prepare the log with one, or choose next_item.")
-    if not name and len(labels) == 1:
-        return 0
-    if not name:
-        raise SettingsError(f"objective.label: the data set has several labels: {', '.join(labels)}. Name one.")
-    if name not in labels:
-        raise SettingsError(f'objective.label: the data set has no label "{name}".{nearest(name, labels)}')
-    return labels.index(name)
-
-
-def of_column(labels: Tensor, column: int) -> Tensor:
-    """One label of each sample, `[B]`, from `[B]` or `[B, L]`."""
-    return labels if labels.dim() == 1 else labels[:, column]

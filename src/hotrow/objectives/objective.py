@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from torch import Tensor, nn
 
 from hotrow.data.batch import Batch
+from hotrow.data.schema import Schema
 from hotrow.embedded import Embedded
 from hotrow.errors import SettingsError
 from hotrow.objectives.inputs import Inputs
@@ -29,11 +30,21 @@ Outputs = Tensor | Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class ObjectiveInputs:
-    """What an objective may use: the features, which labels a sample has, and the seed of what it draws."""
+    """What an objective may use: the features, which labels a sample has, and the seed of what it draws.
+
+    `numbers` are those of the labels that may be any number; the others are from 0 to 1.
+    """
 
     features: Sequence[Feature]
     labels: tuple[str, ...]
     seed: int = 0
+    numbers: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(features: Sequence[Feature], schema: Schema, seed: int) -> ObjectiveInputs:
+        """For samples of a schema."""
+        numbers = tuple(label.name for label in schema.label_columns if label.kind == "number")
+        return ObjectiveInputs(features, schema.label_names, seed, numbers)
 
 
 class Metrics(Protocol):
@@ -59,6 +70,11 @@ class Objective:
 
     def __init__(self, inputs: ObjectiveInputs) -> None:
         self.inputs = inputs
+
+    @property
+    def outputs_per_sample(self) -> int:
+        """How many numbers a sample a built-in model is to give."""
+        return 1
 
     def check(self, model: nn.Module) -> None:
         """Raises `SettingsError` where the model lacks what this objective needs. Comes before anything starts."""
@@ -119,6 +135,13 @@ class BuiltIn(Settings):
     def build(self, inputs: ObjectiveInputs) -> Objective:
         """The objective."""
         raise NotImplementedError
+
+
+def weighted_mean(losses: Tensor, weights: Tensor | None) -> Tensor:
+    """The mean of samples' losses, each by its weight."""
+    if weights is None:
+        return losses.mean()
+    return (losses * weights).sum() / weights.sum().clamp(min=1e-12)
 
 
 def one_output(outputs: Any, what: str) -> Tensor:

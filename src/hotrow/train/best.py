@@ -47,7 +47,10 @@ def check_splits(run: Run, data: DataSet, objective: Objective) -> list[str]:
             f"train.evaluate_every: {run.data.path} has no validation split and data.test is empty, so there is "
             f"nothing to evaluate on. Prepare the log with --validation 0.1, or set data.test."
         )
-    if not split and run.plan is not None and run.plan.mode == "hot_cold":
+    hot_cold = run.plan is not None and run.plan.mode == "hot_cold"
+    if hot_cold:
+        loss_metric(objective)
+    if not split and hot_cold:
         raise SettingsError(
             f"plan.mode: hot_cold is steered by the loss on a split that is not trained on, and {run.data.path} has "
             f"none: prepare the log with --validation 0.1, or set data.test."
@@ -69,6 +72,17 @@ def metric_of(stopping: EarlyStopping, objective: Objective) -> str:
             f"{nearest(name, objective.watched)}"
         )
     return name
+
+
+def loss_metric(objective: Objective) -> str:
+    """The metric that stands for a loss on samples that are not trained on: the first that is better when smaller."""
+    found = [name for name, which in objective.watched.items() if which == "smaller"]
+    if not found:
+        raise SettingsError(
+            "plan.mode: hot_cold is steered by a metric that is better when smaller, and the objective gives none. "
+            'Choose mode = "split".'
+        )
+    return found[0]
 
 
 def judged(state: State, stopping: EarlyStopping, split: str, objective: Objective) -> bool:

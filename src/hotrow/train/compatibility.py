@@ -36,7 +36,6 @@ from hotrow.settings import Settings, parse
 from hotrow.tiers.cached import Cache
 from hotrow.train.best import metric_of
 from hotrow.train.dense import check_optimizer
-from hotrow.train.evaluate import labels_of
 
 
 class Problem(NamedTuple):
@@ -428,7 +427,7 @@ def _of_schema(run: Run, schema: Schema) -> list[Problem]:
     try:
         after = schema_after(run.data.steps, schema)
         features = run.features_of(after.feature_settings())
-        objective = run.objective.build(ObjectiveInputs(features, labels_of(after), run.train.seed))
+        objective = run.objective.build(ObjectiveInputs.of(features, after, run.train.seed))
         if run.train.early_stopping is not None:
             metric_of(run.train.early_stopping, objective)
         features = [*features, *objective.features()]
@@ -436,7 +435,9 @@ def _of_schema(run: Run, schema: Schema) -> list[Problem]:
         if run.train.device == "cuda" and (wrong := too_wide(tables)):
             return [Problem("train.device", wrong)]
         dims = {table.name: table.dim for table in tables}
-        inputs = ModelInputs(features, {f.name: dims[f.table] for f in features}, len(after.dense))
+        inputs = ModelInputs(
+            features, {f.name: dims[f.table] for f in features}, len(after.dense), objective.outputs_per_sample
+        )
         model = _made(run, inputs)
         objective.check(model)
         check_optimizer(model, run.optimizer)

@@ -20,7 +20,6 @@ from hotrow.data import DataSet, Reader
 from hotrow.data.batch import Batch
 from hotrow.data.growing import check_same
 from hotrow.data.marks import Marks
-from hotrow.data.schema import Schema
 from hotrow.data.steps import schema_after
 from hotrow.embeddings import Embeddings
 from hotrow.errors import CheckpointError, DataError, NotFiniteError, SettingsError
@@ -57,7 +56,7 @@ class Ranker:
         self.data = DataSet.open(run.data.path)
         schema = schema_after(run.data.steps, self.data.schema)
         features = run.features_of(schema.feature_settings())
-        self.objective: Objective = run.objective.build(ObjectiveInputs(features, labels_of(schema), run.train.seed))
+        self.objective: Objective = run.objective.build(ObjectiveInputs.of(features, schema, run.train.seed))
         features = [*features, *self.objective.features()]
         tables = run.tables_of(feature.table for feature in features)
         dims = {table.name: table.dim for table in tables}
@@ -74,7 +73,9 @@ class Ranker:
             timeout=run.cluster.timeout,
         )
         torch.manual_seed(run.train.seed)
-        inputs = ModelInputs(features, {f.name: dims[f.table] for f in features}, len(schema.dense))
+        inputs = ModelInputs(
+            features, {f.name: dims[f.table] for f in features}, len(schema.dense), self.objective.outputs_per_sample
+        )
         self.model = build(run.model, inputs).to(self.device)
         self.objective.check(self.model)
         self.dense = DenseForward(
@@ -230,11 +231,6 @@ def not_finite(outputs: Any) -> int:
         here = ~torch.isfinite(value.flatten(1) if value.dim() > 1 else value[:, None]).all(dim=1)
         wrong = here if wrong is None or len(wrong) != len(here) else wrong | here
     return 0 if wrong is None else int(wrong.sum())
-
-
-def labels_of(schema: Schema) -> tuple[str, ...]:
-    """The labels that samples have."""
-    return (schema.label,)
 
 
 def _find(path: Path) -> tuple[RunFolder, Checkpoint]:

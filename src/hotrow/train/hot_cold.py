@@ -34,7 +34,7 @@ from hotrow.data.samples import Window, needed
 from hotrow.data.steps import Step, apply
 from hotrow.plan import Plan
 from hotrow.run import PlanSection
-from hotrow.train.best import watched
+from hotrow.train.best import loss_metric, watched
 from hotrow.train.evaluate import Ranker, evaluate
 from hotrow.train.feed import Line
 from hotrow.train.planned import Planned, inside, interval, is_within, percent
@@ -150,7 +150,7 @@ class HotCold(Planned):
         lines: list[Line] = []
         if self.schedule.next_kind() != before and self.schedule.due:
             split = watched(self.run, self.ranker.data)
-            loss = evaluate(self.ranker, split, samples=self.settings.judge)["log_loss"]
+            loss = evaluate(self.ranker, split, samples=self.settings.judge)[loss_metric(self.ranker.objective)]
             self.schedule.judge(loss)
             lines = [("switch", {"loss": loss, "rate": self.schedule.rate, "to": self.schedule.next_kind()})]
         self.schedule.turn()
