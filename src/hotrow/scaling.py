@@ -12,6 +12,7 @@ import gc
 import sys
 import weakref
 from collections.abc import Sequence
+from itertools import chain, starmap
 from typing import Any
 
 import torch
@@ -85,7 +86,9 @@ def _kinds() -> list[type[GradScaler]]:
 
 def _scalers() -> list[GradScaler]:
     kinds = set(_kinds())
-    if kinds.isdisjoint(map(type, gc.get_objects())):
+    # One call of C, which no other thread interrupts: to hold a tuple that another thread is about to fill breaks it.
+    objects = chain.from_iterable(starmap(gc.get_objects, [()]))
+    if kinds.isdisjoint(map(type, objects)):
         return []
     found: list[Any] = [thing for thing in gc.get_objects() if type(thing) in kinds]
     return found
