@@ -18,6 +18,7 @@ from hotrow.settings import parse
 from hotrow.store.optimizers import SGD
 from hotrow.tiers import HostTier
 from hotrow.train.ranks import Ranks
+from hotrow.train.step import Step
 from hotrow.train.trainer import train
 from hotrow.world import World
 
@@ -49,6 +50,23 @@ def spoiled_snapshot(world: World, folder: str) -> str:
     except HotrowError as error:
         return f"{type(error).__name__}: {error}"
     return "written"
+
+
+def spoiled_step(world: World, text: str) -> str:
+    """Trains where the last rank alone has a weight that is no number from step 4 on; what it says."""
+    step = Step.__call__
+
+    def spoiled(self: Step, *arguments: Any) -> Any:
+        if self.embeddings.steps == 3 and world.rank == world.size - 1:
+            next(self.model.parameters()).data.view(-1)[0] = np.nan
+        return step(self, *arguments)
+
+    with mock.patch.object(Step, "__call__", spoiled):
+        try:
+            train_run(world, text)
+        except HotrowError as error:
+            return f"{type(error).__name__}: {error}"
+    return "trained"
 
 
 def groups(world: World, text: str) -> list[float]:

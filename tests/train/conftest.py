@@ -90,6 +90,19 @@ def moving(tmp_path_factory):
 
 
 @pytest.fixture
+def with_nan_price(write_log, tmp_path):
+    """The small log, whose 200th sample, of step 4, has no finite price."""
+
+    def change(table):
+        price = table["price"].to_numpy().copy()
+        if len(price) == 2000:
+            price[200] = float("nan")
+        return table.set_column(table.column_names.index("price"), "price", [price])
+
+    return write_log(tmp_path / "data", change=change)
+
+
+@pytest.fixture
 def make_run(data, tmp_path):
     """A run over the small log, 32 steps an epoch, with the given settings changed."""
 

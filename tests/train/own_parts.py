@@ -129,3 +129,33 @@ class Hoarding(torch.optim.SGD):
         super().step()
         for p in self.param_groups[0]["params"]:
             self.state[p]["past"] = [p.clone()]
+
+
+class Log(nn.Module):
+    """Minus infinity for every sample."""
+
+    def forward(self, x):
+        return torch.log(torch.relu(-x.abs()))
+
+
+class Narrow(Plain):
+    """A model with a layer that gives what is not finite."""
+
+    def __init__(self, inputs):
+        super().__init__(inputs)
+        self.log = Log()
+
+    def forward(self, rows, dense):
+        return self.log(super().forward(rows, dense)) + 1.0
+
+
+class Rooted(Plain):
+    """A model whose outputs are finite and whose gradients below a root are not."""
+
+    def __init__(self, inputs):
+        super().__init__(inputs)
+        self.below = nn.Linear(inputs.width, 1, bias=False)
+
+    def forward(self, rows, dense):
+        none = torch.sqrt(self.below(rows.vectors()).squeeze(1) * 0.0)
+        return super().forward(rows, dense) + none

@@ -325,3 +325,10 @@ def test_a_rank_with_rows_that_are_not_finite_keeps_all_from_taking_them_for_a_s
     for said in pool.run(2, "train_work:spoiled_snapshot", str(tmp_path / "rows"), timeout=120):
         assert said.startswith("NotFiniteError: ") and "Rows of table a hold values that are not finite" in said
     assert not list(tmp_path.iterdir())
+
+
+def test_what_is_not_finite_on_one_rank_ends_all_with_the_same_sentence(pool, make_run):
+    text = make_run(**EXACT, cluster={"rows": "sharded"}).to_toml()
+    one, other = pool.run(2, "train_work:spoiled_step", text, timeout=120)
+    assert one == other
+    assert one.startswith("NotFiniteError: Step 4: The loss is nan. The values of weight ")

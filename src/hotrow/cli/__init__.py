@@ -276,6 +276,7 @@ _COMMANDS = (
     "predict",
     "prepare",
     "profile",
+    "replay",
     "report",
     "shard",
     "simulate",

@@ -152,6 +152,10 @@ class DenseForward:
         model = self._model if self._compiled is None else self._compiled  # a compiled module has no truth value
         return self._logits(model, embedded, dense)
 
+    def plain(self, embedded: Embedded, dense: Tensor | None) -> Any:
+        """The same without being compiled, so that hooks on the model's modules are called."""
+        return self._logits(self._model, embedded, dense)
+
     def _logits(self, model: Any, embedded: Embedded, dense: Tensor | None) -> Any:
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
             outputs = self._outputs(model, embedded, dense)
@@ -161,7 +165,7 @@ class DenseForward:
         """Runs the compiled model once; no weight, buffer, row or random number is different afterwards."""
         self._tried = True
         devices = [self._device] if self._device.type == "cuda" else []
-        with torch.random.fork_rng(devices), _same_buffers(self._model):
+        with torch.random.fork_rng(devices), same_buffers(self._model):
             try:
                 logits = self._logits(self._compiled, embedded, dense)
                 total = logits.sum() if isinstance(logits, Tensor) else sum(output.sum() for output in logits.values())
@@ -176,7 +180,7 @@ class DenseForward:
 
 
 @contextlib.contextmanager
-def _same_buffers(model: nn.Module) -> Iterator[None]:
+def same_buffers(model: nn.Module) -> Iterator[None]:
     """Puts a model's buffers back as they were: a forward in training mode moves running means."""
     kept = [buffer.clone() for buffer in model.buffers()]
     try:

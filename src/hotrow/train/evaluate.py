@@ -55,6 +55,7 @@ class Ranker:
         self.device = self.ranks.device
         self.data = DataSet.open(run.data.path)
         schema = schema_after(run.data.steps, self.data.schema)
+        self.columns = schema.dense
         features = run.features_of(schema.feature_settings())
         self.objective: Objective = run.objective.build(ObjectiveInputs.of(features, schema, run.train.seed))
         features = [*features, *self.objective.features()]

@@ -8,6 +8,7 @@
     tensorboard/      the same numbers as events, where tensorboard is installed
     start.plan        the plan that the run made for itself when it started
     report.html       what `hotrow report` makes of all this, unless told to write it elsewhere
+    replay/           steps that `hotrow replay` made again, unless told to write them elsewhere
     checkpoints/      see `checkpoint.py`
 
 A resumed run cuts `metrics.jsonl` back to the step it resumes from, so it reads as if nothing had happened.
@@ -79,6 +80,7 @@ class RunFolder:
         self.tensorboard = self.path / "tensorboard"
         self.plan = self.path / "start.plan"
         self.report = self.path / "report.html"
+        self.replays = self.path / "replay"
 
     @property
     def exists(self) -> bool:
@@ -139,7 +141,7 @@ class RunFolder:
         """Removes an earlier run's files and nothing else that may be in the folder."""
         for path in (self.settings, self._schema, self.metrics, self.plan, self.report):
             path.unlink(missing_ok=True)
-        for path in (self.checkpoints, self.tensorboard):
+        for path in (self.checkpoints, self.tensorboard, self.replays):
             if path.is_dir():
                 shutil.rmtree(path)
 

@@ -1,7 +1,8 @@
 """`Losses`: the sum of losses since the last line of metrics, kept where the model runs.
 
 A step never asks a GPU how far it is: the sum is read when it is logged, kept in a checkpoint, or shown, once a second
-at most. So a loss that is no number is found at the next line of metrics, or before the next checkpoint (`finite`).
+at most. So a GPU's loss that is no number is found at the next line of metrics, or before the next checkpoint
+(`finite`). Which step's it was the device counts meanwhile: how many steps left the sum a finite number.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class Losses:
     def __init__(self, state: State, ranks: Ranks) -> None:
         self._state, self._ranks = state, ranks
         self._sum = torch.tensor(state.loss, dtype=torch.float64, device=ranks.device)
+        self._good = torch.zeros((), dtype=torch.int64, device=ranks.device)  # steps since `_since` with a finite sum
+        self._since = state.step
         self.last: Tensor | None = None
         self._shown: float | None = None
         self._shown_at = -math.inf
@@ -35,6 +38,7 @@ class Losses:
         self.last = loss
         self._state.count += weight
         self._sum.add_(loss.detach(), alpha=weight)
+        self._good.add_(self._sum - self._sum == 0)
 
     def shown(self) -> float | None:
         """The mean since the last line of metrics; from a GPU one that may be a second old."""
@@ -46,7 +50,7 @@ class Losses:
     def sums(self, latest: Path | None) -> tuple[float, float]:
         """Sum and weight over all ranks; refuses a sum that is not finite."""
         loss, count = self._ranks.sums(float(self._sum), self._state.count)
-        mean_loss(loss, count, self._state.step, latest)
+        mean_loss(loss, count, self._first_bad(loss), latest)
         return loss, count
 
     def mean(self, latest: Path | None) -> float:
@@ -54,4 +58,11 @@ class Losses:
         loss, count = self.sums(latest)
         self._sum.zero_()
         self._state.count = 0.0
+        self._good.zero_()
+        self._since = self._state.step
         return loss / count if count else math.nan
+
+    def _first_bad(self, loss: float) -> int:
+        """The first step whose loss is no finite number, on this rank; the last step where there is none."""
+        first = self._since + int(self._good) + 1
+        return self._state.step if math.isfinite(loss) else min(first, self._state.step)

@@ -34,8 +34,8 @@ T = TypeVar("T")
 Keys = npt.NDArray[np.int64]
 RANKS_S = 1800.0
 """Seconds that another rank is waited for, unless a run says otherwise."""
-FLAGS = ("SIGINT", "SIGTERM", "checkpoint", "evaluate", "stop")
-"""What a rank may say with its gradients."""
+FLAGS = ("SIGINT", "SIGTERM", "checkpoint", "evaluate", "stop", "not finite")
+"""What a rank may say with its gradients; the last is the step's own to say."""
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed after torch 2.12
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from torch import Tensor
 from hotrow.errors import CheckpointError, HotrowError
 from hotrow.train.best import in_words, kept, measured
 from hotrow.train.checkpoint import Checkpoint
-from hotrow.train.finite import check_dense
+from hotrow.train.finite import check_dense, left
 from hotrow.train.losses import Losses
 from hotrow.train.state import Result, State, generators, seed_of, set_generators
 
@@ -26,7 +27,7 @@ def begin(t: Trainer, *, resume: bool, overwrite: bool) -> None:
     """Starts the run afresh, or goes on from its last checkpoint; says what there is to say."""
     latest = t.checkpoints.latest() if resume else None
     name = t.ranks.decide("" if latest is None else latest.name)
-    found = t.folder.checkpoints / name if name else None
+    found = t.checkpoints.folder / name if name else None
     said = t.feed.start() if found is None else []
     t.ranks.do_first(lambda: _begin_folder(t, resume, overwrite))
     if found is not None:
@@ -83,6 +84,15 @@ def result_of(t: Trainer) -> Result:
         best_step=state.best_step,
         plan=plan,
     )
+
+
+def to_go_on_from(t: Trainer) -> str:
+    """What is left of a run that cannot go on."""
+    said = left(t.checkpoints.latest())
+    if t.ranks.world.size > 1 or t.run.data.follow is not None:
+        return said
+    again = f"hotrow replay {shlex.quote(str(t.folder.path))} --step {t.state.step + 1}"
+    return f"{said} The step is made again, and its batch written down, by: {again}"
 
 
 def _begin_folder(t: Trainer, resume: bool, overwrite: bool) -> None:

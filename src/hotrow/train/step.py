@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from hotrow.embeddings import Embeddings
+from hotrow.errors import NotFiniteError
 from hotrow.objectives import BinarySettings, Objective, ObjectiveInputs
+from hotrow.train.causes import Causes, Made
 from hotrow.train.dense import DenseAdam, DenseForward, DenseOptimizer, DenseStep
 from hotrow.train.phases import Phases
 from hotrow.train.ranks import FLAGS, DenseSync, Ranks
@@ -39,23 +41,35 @@ class Step:
         forward: DenseForward | None = None,
         ranks: Ranks | None = None,
         phases: Phases | None = None,
+        columns: Sequence[str] = (),
     ) -> None:
+        """`columns` are the names of dense inputs, to be said where one of them is no finite number."""
         self.embeddings, self.model = embeddings, model
         self.ranks = ranks or Ranks(World(), torch.device("cpu"))
         self.objective = objective or _binary(embeddings)
         self.forward = forward or DenseForward(model, self.ranks.device, outputs=self.objective.outputs)
         self.optimizer = DenseStep(model, optimizer or DenseAdam())
         self.flags = dict.fromkeys(FLAGS, False)
+        self.looks = self.ranks.device.type == "cpu"  # for what is not finite; on a GPU each look waits for the step
+        self.causes = Causes(model, embeddings, self.forward, columns)
+        self.wrong = ""  # in the step made last
+        self.loss: Tensor | None = None
         self._sync = DenseSync(model, self.ranks)
         self._phases = phases or Phases()
 
     def __call__(self, ready: Ready, flags: Sequence[bool] = QUIET) -> Tensor:
         """The mean loss of this rank's samples; rows and weights have learned from it. Ranks say `flags` with it."""
         loss = self.compute(ready)
+        if self.wrong and self.ranks.world.size == 1:
+            raise NotFiniteError(self.wrong)
+        flags = (*flags[:-1], bool(self.wrong))
         self._sync.begin(flags)
         self.embeddings.step()
         with self._phases("reduce"):
             self.flags = self._sync.end(flags)
+        if self.flags["not finite"]:  # on some rank: all end here, before the dense weights learn from it
+            said = self.ranks.peers.agree("not finite", self.wrong)
+            raise NotFiniteError(next(filter(None, said)))
         with self._phases("model"):
             self.optimizer.step()
         return loss
@@ -63,11 +77,15 @@ class Step:
     def compute(self, ready: Ready) -> Tensor:
         """Model, loss and backward. Changes no weight and no row."""
         with self._phases("model"):
-            inputs = ready.inputs.to(self.ranks.device)
-            outputs = self.forward(ready.rows(), inputs.dense)
+            inputs, rows = ready.inputs.to(self.ranks.device), ready.rows()
+            outputs = self.forward(rows, inputs.dense)
             loss = self.objective.loss(outputs, inputs)
+            wrong = self.causes.of_loss(Made(ready, rows, inputs, loss)) if self.looks else ""
             self._scaled(loss, ready).backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
+            wrong = wrong or (self.causes.of_gradients(ready) if self.looks else "")
+        self.wrong = f"Step {self.embeddings.steps + 1:,}: {wrong}" if wrong else ""
+        self.loss = loss.detach()
+        return self.loss
 
     def _scaled(self, loss: Tensor, ready: Ready) -> Tensor:
         """This rank's loss, such that the mean over ranks is the mean over the step's samples."""

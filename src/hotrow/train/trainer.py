@@ -25,11 +25,12 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from hotrow.errors import HotrowError
+from hotrow.errors import HotrowError, NotFiniteError
 from hotrow.objectives import Objective
 from hotrow.policy import Hybrid
 from hotrow.run import Run
@@ -47,7 +48,7 @@ from hotrow.train.machine import Machine
 from hotrow.train.progress import Progress
 from hotrow.train.ranks import RANKS_S, together
 from hotrow.train.ready import Ready
-from hotrow.train.resume import begin, cut, result_of
+from hotrow.train.resume import begin, cut, result_of, to_go_on_from
 from hotrow.train.signals import Signals
 from hotrow.train.state import Result, State
 from hotrow.train.step import Step
@@ -123,6 +124,7 @@ class Trainer:
             forward=self.parts.dense,
             ranks=self.ranks,
             phases=self.feed.phases,
+            columns=self.parts.columns,
         )
         self.optimizer = self._step.optimizer
         self.losses = Losses(self.state, self.ranks)
@@ -142,7 +144,10 @@ class Trainer:
 
     def step(self, ready: Ready) -> Tensor:
         """Trains on a batch; its mean loss, on the device."""
-        loss = self._step(ready, self.to_say(self.state.step + 1))
+        try:
+            loss = self._step(ready, self.to_say(self.state.step + 1))
+        except NotFiniteError as error:
+            raise NotFiniteError(f"{error} {to_go_on_from(self)}") from None
         self.flags = self._step.flags
         self.losses.add(loss, self.objective.weight(ready.batch))
         return loss
@@ -181,7 +186,7 @@ class Trainer:
         with self.at_work():
             self._closing.close()
 
-    def __enter__(self) -> Trainer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -210,7 +215,7 @@ class Trainer:
             self.checkpoints.missed, self._checkpoint_wanted = "", True
         self.asked = Flags()
         caught, cut_now = self.signals.caught, self.ranks.first and self._checkpoint_wanted and self._may_cut()
-        return caught == "SIGINT", caught == "SIGTERM", cut_now, asked.evaluate, asked.stop
+        return caught == "SIGINT", caught == "SIGTERM", cut_now, asked.evaluate, asked.stop, False
 
     def _may_cut(self) -> bool:
         """Whether a checkpoint may begin: beside another one only where a pause at a later step would change bits."""
