@@ -72,6 +72,23 @@ def planned(settings: dict[str, Any], see: str = "run", **changed: Any) -> Walk:
     return Walk({"plan": settings}, {f"plan.{name}": value for name, value in changed.items()}, see)
 
 
+RETRIEVAL = "train/test_retrieval.py"
+
+
+def retrieval(objective: str) -> dict[str, Walk | Shown]:
+    """The settings that objectives for retrieval share."""
+    tests = {
+        "item": "test_the_item_is_the_feature_that_the_run_names",
+        "item_features": "test_further_features_of_an_item_are_looked_up_with_what_is_drawn",
+        "label": "test_positives_are_where_the_named_label_is_above_0",
+        "temperature": "test_the_in_batch_loss_is_its_formula",
+        "k": "test_a_two_tower_model_learns_to_find_items_and_is_measured_over_all",
+        "exclude": "test_what_is_excluded_is_not_recommended_again",
+        "logq": "test_without_logq_counts_do_not_matter",
+    }
+    return {f"{objective}.{setting}": Shown(RETRIEVAL, test) for setting, test in tests.items()}
+
+
 ITEM = {"tables.item.dim": 4}
 STOPPING = {"train.evaluate_every": 1, "train.early_stopping": {"patience": 1, "min_delta": 9.0}}
 ROWS = {"name": "linear", "steps": 4}
@@ -95,6 +112,10 @@ WALK: dict[str, Walk | Shown] = {
     "Task.weight": Shown("objectives/test_multi_task.py", "test_weights_change_what_is_learned"),
     "Task.loss": Shown("objectives/test_multi_task.py", "test_the_loss_is_the_weighted_sum_of_each_tasks_own"),
     "Task.delta": Shown("objectives/test_multi_task.py", "test_the_loss_is_the_weighted_sum_of_each_tasks_own"),
+    **retrieval("InBatchSoftmaxSettings"),
+    **retrieval("SampledSoftmaxSettings"),
+    "SampledSoftmaxSettings.negatives": Shown(RETRIEVAL, "test_the_sampled_loss_is_its_formula_and_repeats_its_draws"),
+    "SampledSoftmaxSettings.alpha": Shown(RETRIEVAL, "test_items_are_drawn_by_count_to_the_power_of_alpha"),
     "OwnModel.name": Shown("train/test_own_classes.py", "test_a_model_of_ones_own_trains_by_its_name"),
     "OwnModel.folder": Shown("train/test_own_classes.py", "test_a_module_is_found_where_the_run_file_says"),
     "OwnObjective.name": Shown("train/test_own_classes.py", "test_an_objective_of_ones_own_is_trained_and_measured"),

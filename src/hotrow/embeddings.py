@@ -130,23 +130,28 @@ class Embeddings(nn.Module):
         self.device_tier = self._computing_tier()
         self.prepare: Callable[[DeviceLookup], Any] | None = None  # instead of sending a grouped batch to the device
         self.on_step: Callable[[], None] | None = None  # instead of applying the update here and now
-        self._layouts: dict[tuple[tuple[str, ...], ...], Layout] = {}
+        self.optional: frozenset[str] = frozenset()  # features that a batch may be without
+        self._layouts: dict[Any, Layout] = {}
         self._pending: list[Lookup] = []
         self._pending_said = False
         self._shown = torch.optim.SGD([torch.empty(0)])  # what gradient scalers see of the rows
         self._marker = Marker(seed)
 
     @opaque
-    def forward(self, batch: Batch) -> Embedded:
-        """What a model sees of `batch`."""
-        return self.embed(self.fetch(self.group(batch), once=True))
+    def forward(self, batch: Batch, features: Sequence[str] | None = None) -> Embedded:
+        """What a model sees of `batch`; with `features` of these only, as of one tower alone."""
+        return self.embed(self.fetch(self.group(batch, features), once=True))
 
-    def group(self, batch: Batch) -> Lookup:
-        """The batch's unique keys and their grouping. Touches no row: any thread may do it ahead of time."""
+    def group(self, batch: Batch, features: Sequence[str] | None = None) -> Lookup:
+        """The batch's unique keys and their grouping. Touches no row: any thread may do it ahead of time.
+
+        With `features` only these are looked up, and the batch may be without the others.
+        """
+        asked = None if features is None else tuple(features)
         groups = tuple(group.features for group in batch.groups)
-        layout = self._layouts.get(groups)
+        layout = self._layouts.get((groups, asked))
         if layout is None:
-            layout = self._layouts[groups] = Layout(groups, self.tables, self.features)
+            layout = self._layouts[groups, asked] = Layout(groups, self.tables, self._asked(groups, asked), asked)
         for name, g, _, _ in layout.sequences:
             if batch.groups[g].weights is not None:
                 raise BatchError(
@@ -177,7 +182,7 @@ class Embeddings(nn.Module):
         """
         self._marker.check(self.steps)
         if not self.current(lookup):
-            lookup = self.group(lookup.batch)
+            lookup = self.group(lookup.batch, lookup.layout.asked)
         step = self.steps if step is None else step
         training = self.training and torch.is_grad_enabled()
         if not once or only is not None or not lookup.fetch_results(step, training):
@@ -369,7 +374,7 @@ class Embeddings(nn.Module):
         plan, device = self.router.plan, self._device
         other = type(self)(tables, features, seed=self.seed, tiers=copies, plan=plan, device=device)
         memo[id(self)] = other
-        other.steps, other.training = self.steps, self.training
+        other.steps, other.training, other.optional = self.steps, self.training, self.optional
         other._marker.restored(self.steps)
         return other
 
@@ -378,6 +383,16 @@ class Embeddings(nn.Module):
             "Embeddings are not pickled, for that would leave their rows behind: write snapshot(folder), and "
             "restore(folder) into embeddings made anew; save the weights around them with state_dict()."
         )
+
+    def _asked(self, groups: tuple[tuple[str, ...], ...], asked: tuple[str, ...] | None) -> dict[str, Feature]:
+        """The features that a batch with these groups is looked up by."""
+        if asked is None:
+            there = {name for group in groups for name in group}
+            return {n: f for n, f in self.features.items() if n not in self.optional or n in there}
+        for name in asked:
+            if name not in self.features:
+                raise BatchError(f'There is no feature "{name}" to look up.{nearest(name, self.features)}')
+        return {name: self.features[name] for name in asked}
 
     def _checked(self, plan: Plan) -> Plan:
         """The plan without rows on a device of tables that it cannot hold.

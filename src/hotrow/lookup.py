@@ -41,11 +41,19 @@ Chosen = Sequence[npt.NDArray[np.int64]]
 
 
 class Layout:
-    """Which features of a kind of batch look up which tables; the same for every batch with the same groups."""
+    """Which features of a kind of batch look up which tables; the same for every batch with the same groups.
+
+    `asked` are the features that were asked for, where those are not all.
+    """
 
     def __init__(
-        self, groups: tuple[tuple[str, ...], ...], tables: dict[str, Table], features: dict[str, Feature]
+        self,
+        groups: tuple[tuple[str, ...], ...],
+        tables: dict[str, Table],
+        features: dict[str, Feature],
+        asked: tuple[str, ...] | None = None,
     ) -> None:
+        self.asked = asked
         order = {name: t for t, name in enumerate(tables)}
         missing = set(features) - {name for group in groups for name in group}
         if missing:

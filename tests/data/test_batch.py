@@ -170,3 +170,13 @@ def test_parts_that_do_not_fit_are_refused_with_the_feature(make, message):
     with pytest.raises(BatchError) as error:
         make()
     assert message in str(error.value)
+
+
+def test_the_keys_of_a_feature_are_those_of_every_sample():
+    group = Group(("a", "b"), torch.tensor([7, 8, 1, 2, 3]), torch.tensor([0, 1, 2, 2, 5]), torch.tensor([1, 0, 1]))
+    batch = Batch((group,))
+    assert batch.keys("a").tolist() == [8, 7, 8]
+    with pytest.raises(BatchError, match="Feature b does not have one key in every sample"):
+        batch.keys("b")
+    with pytest.raises(BatchError, match='no feature "c"'):
+        batch.keys("c")

@@ -159,3 +159,21 @@ class Rooted(Plain):
     def forward(self, rows, dense):
         none = torch.sqrt(self.below(rows.vectors()).squeeze(1) * 0.0)
         return super().forward(rows, dense) + none
+
+
+class TwoTower(nn.Module):
+    """User and history on one side, the item on the other."""
+
+    class Settings(BaseModel):
+        width: int = 4
+
+    def __init__(self, settings, inputs):
+        super().__init__()
+        self.user = nn.Linear(inputs.dims["user"] + inputs.dims["history"], settings.width)
+        self.item = nn.Linear(inputs.dims["item"], settings.width, bias=False)
+
+    def user_vectors(self, rows, dense):
+        return self.user(rows.vectors(["user", "history"]))
+
+    def item_vectors(self, rows, dense):
+        return self.item(rows.vector("item"))

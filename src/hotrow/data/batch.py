@@ -232,6 +232,16 @@ class Batch:
         """One feature's bags over the unique samples of its group."""
         return self.group_of(feature)[feature]
 
+    def keys(self, feature: str) -> Tensor:
+        """The key of every sample, `[B]`, of a feature that has one key a sample."""
+        group, bags = self.group_of(feature), self[feature]
+        if len(bags.values) != group.unique_size or not bool((bags.lengths == 1).all()):
+            raise BatchError(
+                f"Feature {feature} does not have one key in every sample; "
+                f'batch.expand()["{feature}"] gives the keys of each.'
+            )
+        return bags.values if group.inverse is None else bags.values[group.inverse]
+
     def expand(self) -> Batch:
         """The same samples with nothing deduplicated."""
         return replace(self, groups=tuple(g.expand() for g in self.groups))

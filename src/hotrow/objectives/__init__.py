@@ -5,14 +5,21 @@ from typing import Annotated
 from pydantic import Discriminator, Tag
 
 from hotrow.objectives.binary import Binary, BinarySettings
+from hotrow.objectives.catalogue import Catalogue
+from hotrow.objectives.in_batch import InBatchSoftmax, InBatchSoftmaxSettings
 from hotrow.objectives.multi_task import MultiTask, MultiTaskSettings
 from hotrow.objectives.objective import Metrics, Objective, ObjectiveInputs, OwnObjective, one_output
 from hotrow.objectives.regression import Regression, RegressionSettings
+from hotrow.objectives.retrieval import Retrieval
+from hotrow.objectives.sampled import SampledSoftmax, SampledSoftmaxSettings
 from hotrow.own import TAG, tag_of
 
 __all__ = [
     "Binary",
     "BinarySettings",
+    "Catalogue",
+    "InBatchSoftmax",
+    "InBatchSoftmaxSettings",
     "Metrics",
     "MultiTask",
     "MultiTaskSettings",
@@ -22,6 +29,9 @@ __all__ = [
     "OwnObjective",
     "Regression",
     "RegressionSettings",
+    "Retrieval",
+    "SampledSoftmax",
+    "SampledSoftmaxSettings",
     "one_output",
 ]
 
@@ -29,6 +39,8 @@ ObjectiveSettings = Annotated[
     Annotated[BinarySettings, Tag("binary")]
     | Annotated[RegressionSettings, Tag("regression")]
     | Annotated[MultiTaskSettings, Tag("multi_task")]
+    | Annotated[InBatchSoftmaxSettings, Tag("in_batch_softmax")]
+    | Annotated[SampledSoftmaxSettings, Tag("sampled_softmax")]
     | Annotated[OwnObjective, Tag(TAG)],
     Discriminator(tag_of),
 ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from types import MappingProxyType
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -15,7 +16,7 @@ from hotrow.data.labels import label_column, of_column
 from hotrow.errors import DataError, HotrowError, SettingsError
 from hotrow.objectives.binary_metrics import BinaryMetrics
 from hotrow.objectives.inputs import Inputs
-from hotrow.objectives.objective import BuiltIn, Objective, ObjectiveInputs, one_output, weighted_mean
+from hotrow.objectives.objective import Better, BuiltIn, Objective, ObjectiveInputs, one_output, weighted_mean
 
 
 class BinarySettings(BuiltIn):
@@ -31,12 +32,9 @@ class BinarySettings(BuiltIn):
 class Binary(Objective):
     """Mean binary cross entropy of one label."""
 
-    watched: ClassVar[Mapping[str, Literal["larger", "smaller"]]] = {
-        "auc": "larger",
-        "log_loss": "smaller",
-        "normalized_entropy": "smaller",
-        "user_auc": "larger",
-    }
+    watched: Mapping[str, Better] = MappingProxyType(
+        {"auc": "larger", "log_loss": "smaller", "normalized_entropy": "smaller", "user_auc": "larger"}
+    )
 
     def __init__(self, settings: BinarySettings, inputs: ObjectiveInputs) -> None:
         super().__init__(inputs)

@@ -63,7 +63,7 @@ class MultiTask(Objective):
         if not any(self.weights.values()):
             raise SettingsError("objective.tasks: every task has weight 0, so there is nothing to train towards.")
         self.means = [m for m in _MEANS if any(m in task.watched for task in self.tasks.values())]
-        self.watched = {  # type: ignore[misc]  # of these tasks
+        self.watched = {
             **{f"mean_{name}": _MEANS[name] for name in self.means},
             **{f"{name}.{m}": which for name, task in self.tasks.items() for m, which in task.watched.items()},
         }

@@ -9,8 +9,9 @@ has a `Settings`, a pydantic model or a dataclass, and as `Class(inputs)` otherw
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol
 
 from torch import Tensor, nn
@@ -19,13 +20,19 @@ from hotrow.data.batch import Batch
 from hotrow.data.schema import Schema
 from hotrow.embedded import Embedded
 from hotrow.errors import SettingsError
+from hotrow.objectives.catalogue import Catalogue
 from hotrow.objectives.inputs import Inputs
 from hotrow.own import OwnClass
 from hotrow.settings import Settings
 from hotrow.table import Feature
 
+Better = Literal["larger", "smaller"]
 Outputs = Tensor | Mapping[str, Tensor]
 """What a model gives: one tensor, or several by name. The objective reads them."""
+
+
+Encode = Callable[[Batch, Sequence[str], Callable[[Any, Embedded], Tensor]], Tensor]
+"""What a function makes of the model and of some features' rows of a batch, without gradients, on the device."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +40,16 @@ class ObjectiveInputs:
     """What an objective may use: the features, which labels a sample has, and the seed of what it draws.
 
     `numbers` are those of the labels that may be any number; the others are from 0 to 1.
+    `rank` is this process's among those that train. `items` reads the items of the training split: those of one
+    feature, with further features of theirs. None where there is no data set, as in a `Predictor`.
     """
 
     features: Sequence[Feature]
     labels: tuple[str, ...]
     seed: int = 0
     numbers: tuple[str, ...] = ()
+    rank: int = 0
+    items: Callable[[str, Sequence[str]], Catalogue] | None = None
 
     @staticmethod
     def of(features: Sequence[Feature], schema: Schema, seed: int) -> ObjectiveInputs:
@@ -63,10 +74,13 @@ class Metrics(Protocol):
 class Objective:
     """A mean over samples of what `loss` says; reads one label."""
 
-    watched: ClassVar[Mapping[str, Literal["larger", "smaller"]]] = {}
+    watched: Mapping[str, Better] = MappingProxyType({})
     """The metrics that early stopping may go by, and which is better. The first is what it goes by unless told."""
     of_samples: ClassVar[bool] = True
     """Whether the loss is a mean over samples, each by its weight. Then ranks know what to divide by beforehand."""
+
+    measures_on_device: ClassVar[bool] = False
+    """Whether `measure` takes outputs where the model gave them; else it gets them in this process's memory."""
 
     def __init__(self, inputs: ObjectiveInputs) -> None:
         self.inputs = inputs
@@ -107,6 +121,12 @@ class Objective:
     def predict(self, outputs: Any) -> dict[str, Tensor]:
         """What a user is told of each sample, by name: a chance, a rating."""
         raise NotImplementedError
+
+    def begin_evaluation(self, encode: Encode) -> None:
+        """Before the samples of a split are measured; every rank does it."""
+
+    def end_evaluation(self) -> None:
+        """After the last of them."""
 
     def metrics(self) -> Metrics:
         """Metrics of no sample yet."""

@@ -7,7 +7,8 @@ when they are brought near it beforehand; `huber` and `absolute` let a few huge 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from types import MappingProxyType
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -17,7 +18,7 @@ from hotrow.data.batch import Batch
 from hotrow.data.labels import label_column, of_column
 from hotrow.errors import DataError, HotrowError
 from hotrow.objectives.inputs import Inputs
-from hotrow.objectives.objective import BuiltIn, Objective, ObjectiveInputs, one_output, weighted_mean
+from hotrow.objectives.objective import Better, BuiltIn, Objective, ObjectiveInputs, one_output, weighted_mean
 from hotrow.objectives.regression_metrics import RegressionMetrics
 from hotrow.settings import Settings
 
@@ -57,7 +58,7 @@ class RegressionSettings(Distance, BuiltIn):
 class Regression(Objective):
     """Mean distance from one label."""
 
-    watched: ClassVar[Mapping[str, Literal["larger", "smaller"]]] = {"rmse": "smaller", "mae": "smaller"}
+    watched: Mapping[str, Better] = MappingProxyType({"rmse": "smaller", "mae": "smaller"})
 
     def __init__(self, settings: RegressionSettings, inputs: ObjectiveInputs) -> None:
         super().__init__(inputs)

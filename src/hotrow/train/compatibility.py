@@ -26,7 +26,7 @@ from hotrow.data.schema import Schema
 from hotrow.data.steps import schema_after
 from hotrow.errors import DataError, SettingsError
 from hotrow.models import ModelInputs, OwnModel, build
-from hotrow.objectives import ObjectiveInputs
+from hotrow.objectives import Objective, ObjectiveInputs, Retrieval
 from hotrow.plan import Plan
 from hotrow.plan.topology import Topology
 from hotrow.policy import Bounded, Exact, Hybrid, Sync
@@ -430,8 +430,7 @@ def _of_schema(run: Run, schema: Schema) -> list[Problem]:
         objective = run.objective.build(ObjectiveInputs.of(features, after, run.train.seed))
         if run.train.early_stopping is not None:
             metric_of(run.train.early_stopping, objective)
-        features = [*features, *objective.features()]
-        tables = run.tables_of(feature.table for feature in features)
+        tables = run.tables_of(feature.table for feature in [*features, *objective.features()])
         if run.train.device == "cuda" and (wrong := too_wide(tables)):
             return [Problem("train.device", wrong)]
         dims = {table.name: table.dim for table in tables}
@@ -443,7 +442,19 @@ def _of_schema(run: Run, schema: Schema) -> list[Problem]:
         check_optimizer(model, run.optimizer)
     except SettingsError as error:
         return [Problem("", str(error))]
-    return []
+    return list(_of_objective(run, objective))
+
+
+def _of_objective(run: Run, objective: Objective) -> Iterator[Problem]:
+    """What of the run an objective has no use for."""
+    if run.plan is not None and run.plan.mode == "hot_cold" and "log_loss" not in objective.watched:
+        yield Problem("plan.mode", 'hot_cold is steered by log_loss, which this objective does not give. Set "split".')
+    if run.train.compile and isinstance(objective, Retrieval):
+        yield Problem(
+            "train.compile",
+            "it compiles a model's forward, and this objective calls user_vectors and item_vectors. Take it away, and "
+            "compile what they call in the model: torch.compile(self.tower).",
+        )
 
 
 def _made(run: Run, inputs: ModelInputs) -> nn.Module:

@@ -156,6 +156,11 @@ class DenseForward:
         """The same without being compiled, so that hooks on the model's modules are called."""
         return self._logits(self._model, embedded, dense)
 
+    def apply(self, give: Callable[[Any, Embedded], Tensor], embedded: Embedded) -> Tensor:
+        """What a function makes of the model and rows, as the forward is computed."""
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
+            return give(self._model, embedded).float()
+
     def _logits(self, model: Any, embedded: Embedded, dense: Tensor | None) -> Any:
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
             outputs = self._outputs(model, embedded, dense)

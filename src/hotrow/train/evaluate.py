@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,11 @@ from hotrow.data.batch import Batch
 from hotrow.data.growing import check_same
 from hotrow.data.marks import Marks
 from hotrow.data.steps import schema_after
+from hotrow.embedded import Embedded
 from hotrow.embeddings import Embeddings
 from hotrow.errors import CheckpointError, DataError, NotFiniteError, SettingsError
 from hotrow.models import ModelInputs, build
-from hotrow.objectives import Objective, ObjectiveInputs
+from hotrow.objectives import Catalogue, Objective, ObjectiveInputs
 from hotrow.objectives.inputs import Inputs
 from hotrow.policy import Bounded, Policy, Sync
 from hotrow.run import Run
@@ -57,14 +59,15 @@ class Ranker:
         schema = schema_after(run.data.steps, self.data.schema)
         self.columns = schema.dense
         features = run.features_of(schema.feature_settings())
-        self.objective: Objective = run.objective.build(ObjectiveInputs.of(features, schema, run.train.seed))
-        features = [*features, *self.objective.features()]
-        tables = run.tables_of(feature.table for feature in features)
+        inputs = ObjectiveInputs.of(features, schema, run.train.seed)
+        self.objective: Objective = run.objective.build(replace(inputs, rank=self.ranks.world.rank, items=self._items))
+        drawn = self.objective.features()
+        tables = run.tables_of(feature.table for feature in [*features, *drawn])
         dims = {table.name: table.dim for table in tables}
         placing = Placing(None, None) if ranks is None else place(run, tables, ranks, (progress or Progress()).say)
         self.embeddings = Embeddings(
             tables,
-            features,
+            [*features, *drawn],
             seed=run.train.seed,
             tiers=placing.tiers,
             plan=placing.plan,
@@ -73,11 +76,12 @@ class Ranker:
             world=self.ranks.world,
             timeout=run.cluster.timeout,
         )
+        self.embeddings.optional = frozenset(feature.name for feature in drawn)
         torch.manual_seed(run.train.seed)
-        inputs = ModelInputs(
+        given = ModelInputs(
             features, {f.name: dims[f.table] for f in features}, len(schema.dense), self.objective.outputs_per_sample
         )
-        self.model = build(run.model, inputs).to(self.device)
+        self.model = build(run.model, given).to(self.device)
         self.objective.check(self.model)
         self.dense = DenseForward(
             self.model,
@@ -150,6 +154,15 @@ class Ranker:
         inputs = ready.inputs.to(self.device)
         return self.dense(self.embeddings.embed(ready.lookup), inputs.dense), inputs
 
+    def encode(self, batch: Batch, features: Sequence[str], give: Callable[[Any, Embedded], Tensor]) -> Tensor:
+        """What a function makes of the model and of some features' rows of a batch, on the device of the dense part."""
+        with torch.no_grad():
+            return self.dense.apply(give, self.embeddings(batch, features))
+
+    def _items(self, item: str, others: Sequence[str]) -> Catalogue:
+        data = self.run.data
+        return Catalogue.read(self.data, data.train, item, others, data.steps, data.seed)
+
     def arrays(self) -> dict[str, Tensor]:
         """A copy of the dense weights, as a checkpoint keeps them."""
         return {f"model/{name}": t.detach().cpu().clone() for name, t in self.model.state_dict().items()}
@@ -180,15 +193,18 @@ def evaluate(
     ranker.train(False)
     progress.start(batches, 0, "Evaluating batch")
     try:
+        ranker.objective.begin_evaluation(ranker.encode)
         with torch.no_grad(), ranker.pipeline(itertools.islice(reader, batches)) as pipeline:
             for done, fetched in enumerate(pipeline, start=1):
                 batch = fetched.batch
-                outputs = on_host(ranker.score(fetched)[0])
+                outputs = ranker.score(fetched)[0]
+                outputs = outputs if ranker.objective.measures_on_device else on_host(outputs)
                 unusable += not_finite(outputs)
                 ranker.objective.measure(metrics, outputs, batch)
                 progress.step(done, len(batch), None)
     finally:
         progress.stop()
+        ranker.objective.end_evaluation()
         ranker.train(training)
     if unusable := int(ranker.ranks.sums(float(unusable))[0]):
         raise NotFiniteError(
