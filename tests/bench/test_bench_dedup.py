@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from hotrow.bench import dedup, dedup_step, real_logs
+from hotrow.bench import dedup, dedup_step, dedup_train, real_logs
 from hotrow.bench.page import page
 from hotrow.cli import app
 from hotrow.data import DataSet, prepare
@@ -41,9 +41,11 @@ def small(monkeypatch, log):
     monkeypatch.setattr(dedup, "write_log", lambda _, out: Path(out).symlink_to(log))
     monkeypatch.setattr(dedup, "BATCH", 128)
     monkeypatch.setattr(dedup, "keep_memory", lambda: False)
+    monkeypatch.setattr(dedup, "trained", lambda data, *given: dedup_train.train(data, dedup.BATCH, *given))
     monkeypatch.setattr(dedup, "_peak_of", lambda data: lambda n: n << (10 if "ours" in data.name else 12))
-    monkeypatch.setattr(dedup_step, "MODEL", TransformerSettings(layers=1, length=8))
-    monkeypatch.setattr(dedup_step, "DIM", 8)
+    for module in (dedup_step, dedup_train):
+        monkeypatch.setattr(module, "MODEL", TransformerSettings(layers=1, length=8))
+        monkeypatch.setattr(module, "DIM", 8)
     monkeypatch.setattr(dedup, "QUICK", dedup.QUICK._replace(memory=1 << 22))
 
 
@@ -57,13 +59,14 @@ def test_every_figure_is_there_or_missing_with_a_reason(small, monkeypatch):
     assert found["dedup.factor_error"]["value"] < 0.05
     assert found["dedup.batch"]["value"] == pytest.approx(4, rel=0.5)
     assert all(r["must"] is not None and r["aim"] is not None for r in report["results"])
+    assert "`hotrow train`" in found["dedup.train"]["note"]
     assert "dedup.train" in page([json.loads(json.dumps(report))])
 
 
 def test_real_logs_are_reported_and_must_reach_nothing(small, monkeypatch, tmp_path):
     write_clicks(tmp_path)
     monkeypatch.setenv(real_logs.FOLDER, str(tmp_path))
-    monkeypatch.setattr(dedup, "QUICK", dedup.QUICK._replace(real_samples=240, one_core=(1, 1)))
+    monkeypatch.setattr(dedup, "QUICK", dedup.QUICK._replace(real_samples=240, one_core=(1, 1, 1)))
     report = dedup.run(quick=True)
     real = [r for r in report["results"] if r["id"] in REAL]
     assert [r["id"] for r in real] == REAL
@@ -80,6 +83,13 @@ def test_both_sides_hold_the_same_samples_and_only_ours_repeats_nothing(log, tmp
     assert ours.schema.groups and not plain.schema.groups
     log_order = pa.concat_tables(plain.flat("train")).column("time").to_numpy()
     assert (np.diff(log_order) > 0).all()
+
+
+def test_both_sides_of_training_are_whole_runs_of_the_same_samples(small, log, tmp_path):
+    (tmp_path / "log").symlink_to(log)
+    ours, plain = (dedup_train.train(side.path, 128, 1, 2, 20) for side in dedup._prepared(tmp_path / "log"))
+    assert ours.samples == plain.samples == sum(min(128, 2000 - at % 2048) for at in range(256, 2816, 128))
+    assert ours.rate > 0 and plain.rate > 0
 
 
 def test_a_step_in_a_process_of_its_own_says_what_it_took(log, tmp_path):

@@ -28,9 +28,11 @@ def test_every_system_is_there_and_every_figure_has_a_benchmark():
 
 def test_a_figure_of_a_part_is_never_shown_as_one_of_a_users_run(report):
     assert set(PARTS) == set(BENCHES)
-    for id in ("hot.vs_cpu", "hot.vs_fbgemm_uvm", "dedup.train", "store.vs_torch", "kernels.ikjt5", "hybrid.vs_sync"):
+    for id in ("hot.vs_cpu", "hot.vs_fbgemm_uvm", "dedup.batch", "store.vs_torch", "kernels.ikjt5", "hybrid.vs_persia"):
         assert kind_of(id) == "part"
-    assert {kind_of(id) for id in ("dedup.storage", "hot.auc_gap", "hybrid.auc_gap")} == {"product"}
+    assert {
+        kind_of(id) for id in ("train.own_loop", "dedup.storage", "dedup.train", "hot.auc_gap", "hybrid.auc_gap")
+    } == {"product"}
     for columns, rows in (claims_table([report]), peers_table([report])):
         assert all(row[columns.index("kind")] in ("product", "part") and len(row) == len(columns) for row in rows)
     text = page([{**report, "name": name} for name in BENCHES])

@@ -140,20 +140,22 @@ CLAIMS = (
 )
 
 PRODUCT, PART = "product", "part"
-PRODUCT_FIGURES = ("train.", "dedup.storage", "hot.auc", "hybrid.auc")
+HYBRID_RUNS = ("hybrid.vs_sync", "hybrid.exact_vs_sync", "hybrid.flat")
+PRODUCT_FIGURES = ("train.", "dedup.storage", "dedup.train", "hot.auc", "hybrid.auc", *HYBRID_RUNS)
 """Figures of what users run: `prepare`, or `train` with a run file. All others are of a part."""
 
 PARTS = {
     "cache": "Workers have a training loop of their own around the cache, with batches from a file in memory.",
     "cache_auc": "A crew of workers in one process, with a training loop of its own.",
-    "dedup": "Storage is what `prepare` writes (product). Reading is `Reader` alone, and training a loop of its own "
-    "around the model, on a CPU. `hotrow train` on a GPU gains nothing from deduplication yet.",
+    "dedup": "Storage is what `prepare` writes and training is `hotrow train` on a CPU (product). Reading is `Reader` "
+    "alone, and the largest batch that of one step. `hotrow train` on a GPU gains nothing from deduplication yet.",
     "hot": "A training loop of its own around `GraphStep`, with batches in memory. `hotrow train` does not use that "
     "step yet: on this card and at this batch size it does 0.36 million samples a second, less than a plain loop "
     "around FBGEMM does.",
     "hot_auc": "`hotrow train` itself (product).",
-    "hybrid": "Differences of AUC are of `hotrow train` (product). Rates are of trainers with a loop of their own, and "
-    "recovery of workers that only fetch and push.",
+    "hybrid": "Differences of AUC are of `hotrow train`, rates of its Trainer in two processes with rows on shards "
+    "(product). Recovery is of workers that only fetch and push; beside Persia's package both sides have loops of "
+    "their own, with batches in memory.",
     "kernels": "Kernels alone, with keys already numbered and on the device.",
     "shard": "Exchanges and steps in a loop of their own, with batches in memory.",
     "store": "The row store through `Embeddings`, without a model, a reader or a run.",

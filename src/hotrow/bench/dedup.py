@@ -6,9 +6,10 @@ order of the log with every value of every sample, in the same file format, code
 
 - storage: bytes of the Parquet files. The baseline counts with the better one of two sizes of its row groups.
 - read: epochs through `Reader`, shuffled, with the same preprocessing of every column on both sides.
-- train: steps of a sequence transformer. Both sides keep freed memory for the next step (`keep_memory`): else the
-  baseline, whose tensors are larger, spends seconds of every step on new pages. Ours has smaller operations, so on all
-  cores it loses more to other processes than the baseline does; the same on one core is reported beside it.
+- train: `hotrow train` of a sequence transformer on each data set, each time in a process of its own. Both sides keep
+  freed memory for the next step (`keep_memory`): else the baseline, whose tensors are larger, spends seconds of every
+  step on new pages. Ours has smaller operations, so on all cores it loses more to other processes than the baseline
+  does; the same on one core is reported beside it.
 - batch: the largest whose step stays within a fixed memory, each size in a process of its own.
 - factor_error: of what the profile expects to what an epoch's batches reach; the worst of all groups and features.
 
@@ -21,18 +22,16 @@ import os
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import pyarrow.parquet as pq
-import torch
 
-from hotrow import _native
 from hotrow.bench import real_logs
-from hotrow.bench.dedup_step import DIM, MODEL, PEAK_RESET, SequenceTraining, keep_memory, whole_batches
+from hotrow.bench.dedup_step import DIM, MODEL, PEAK_RESET, keep_memory
+from hotrow.bench.rate import Measured, elsewhere, speeds
 from hotrow.bench.report import Report, add, missing, new_report, reading, take_turns
 from hotrow.data import DataSet, Reader, prepare
 from hotrow.data.schema import Schema
@@ -47,21 +46,32 @@ PROCESSOR = Path("/proc/stat")
 
 
 class Size(NamedTuple):
-    """How much is measured: samples of the logs, calls and rounds of turns; what batches must fit, how precisely."""
+    """How much is measured: samples of the logs, calls and rounds of turns; what batches must fit, how precisely.
+
+    Of steps, how many do not count, how many do, and rounds.
+    """
 
     samples: int
     real_samples: int
     epochs: tuple[int, int]
-    steps: tuple[int, int]
-    one_core: tuple[int, int] | None
+    steps: tuple[int, int, int]
+    one_core: tuple[int, int, int] | None
     memory: int
     precision: float
 
 
 FULL = Size(
-    samples=200_000, real_samples=200_000, epochs=(3, 4), steps=(3, 3), one_core=(1, 2), memory=1 << 30, precision=0.03
+    samples=200_000,
+    real_samples=200_000,
+    epochs=(3, 4),
+    steps=(2, 8, 5),
+    one_core=(1, 4, 3),
+    memory=1 << 30,
+    precision=0.03,
 )
-QUICK = Size(samples=24_000, real_samples=0, epochs=(1, 2), steps=(1, 1), one_core=None, memory=1 << 27, precision=0.4)
+QUICK = Size(
+    samples=24_000, real_samples=0, epochs=(1, 2), steps=(1, 2, 1), one_core=None, memory=1 << 27, precision=0.4
+)
 
 
 class Sides(NamedTuple):
@@ -170,40 +180,28 @@ def _train(report: Report, sides: Sides, size: Size) -> None:
     kept = (
         "" if keep_memory() else "; freed memory goes back to the system in every step, which costs the baseline more"
     )
-    with ExitStack() as open_readers:
-
-        def steps(dataset: DataSet) -> Callable[[int], None]:
-            training = SequenceTraining(dataset)
-            batches = open_readers.enter_context(closing(whole_batches(dataset, BATCH)))
-
-            def step(_: int) -> None:
-                training.train_on(next(batches))
-
-            return step
-
-        both = {name: steps(data) for name, data in sides._asdict().items()}
+    for id, (warm, steps, rounds), threads, must, aim in (
+        ("dedup.train", size.steps, 0, 2.49, 3.5),
+        ("dedup.train_one_core", size.one_core or (0, 0, 0), 1, None, None),
+    ):
+        if not rounds:
+            missing(report, id, "left out by --quick")
+            continue
         others = OtherProcesses()
-        seconds = take_turns(both, *size.steps)
-        _add_speeds(report, "dedup.train", seconds, BATCH, 2.49, 3.5, f"{others.share()}{kept}")
-        if size.one_core is None:
-            missing(report, "dedup.train_one_core", "left out by --quick")
-            return
-        others = OtherProcesses()
-        with _one_core():
-            seconds = take_turns(both, *size.one_core)
-        _add_speeds(report, "dedup.train_one_core", seconds, BATCH, None, None, f"{others.share()}{kept}")
+        found: dict[str, list[Measured]] = {name: [] for name in sides._fields}
+        for _ in range(rounds):
+            for name, data in sides._asdict().items():
+                found[name].append(trained(data.path, threads, warm, steps))
+        ours, plain = (speeds(found[name]) for name in sides._fields)
+        ratio = ours["samples_a_second"] / plain["samples_a_second"]
+        note = f"`hotrow train`, {ours['samples_a_second']:,} and {plain['samples_a_second']:,} samples a second"
+        note += f"{others.share()}{kept}"
+        add(report, id, ratio, "x", must=must, aim=aim, ours=ours, baseline=plain, note=note)
 
 
-@contextmanager
-def _one_core() -> Iterator[None]:
-    cores, of_torch = _native.threads(), torch.get_num_threads()
-    _native.set_threads(1)
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        _native.set_threads(cores)
-        torch.set_num_threads(of_torch)
+def trained(data: Path, threads: int, warm: int, steps: int) -> Measured:
+    """One training of a side."""
+    return elsewhere("hotrow.bench.dedup_train", data, BATCH, threads, warm, steps)
 
 
 class OtherProcesses:

@@ -1,4 +1,4 @@
-"""The training that `hotrow bench dedup` measures: a sequence transformer on a data set, through the public pieces.
+"""The step that `dedup.batch` measures: that of a run, `Step`, of a sequence transformer, on one batch.
 
     python -m hotrow.bench.dedup_step DATA BATCH
 
@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 
-from hotrow import Batch, Embeddings, Table
+from hotrow import Batch, Embeddings, Step, Table, open_pipeline
 from hotrow.data import DataSet, Reader
 from hotrow.errors import DataError
 from hotrow.models import ModelInputs, TransformerSettings
@@ -29,27 +28,21 @@ DIM = 64
 STATUS, PEAK_RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-class SequenceTraining:
-    """Tables, model and optimizers, all new."""
+class SequenceStep:
+    """Tables, model and optimizers, all new, and the step of a run on batches at hand."""
 
     def __init__(self, dataset: DataSet) -> None:
         features = dataset.schema.feature_settings()
         tables = dict.fromkeys(feature.table for feature in features)
-        self.embeddings = Embeddings([Table(name=name, dim=DIM) for name in tables], features)
+        self._embeddings = Embeddings([Table(name=name, dim=DIM) for name in tables], features)
         torch.manual_seed(0)
-        self.model = MODEL.build(ModelInputs(features, {f.name: DIM for f in features}, len(dataset.schema.dense)))
-        self.optimizer = torch.optim.Adam(self.model.parameters())
+        model = MODEL.build(ModelInputs(features, {f.name: DIM for f in features}, len(dataset.schema.dense)))
+        self._step = Step(self._embeddings, model)
 
     def train_on(self, batch: Batch) -> float:
-        """Forward, backward, and a step of the dense part and of the tables; gives the loss."""
-        assert batch.labels is not None
-        logits = self.model(self.embeddings(batch), batch.dense)
-        loss = F.binary_cross_entropy_with_logits(logits, batch.labels)
-        self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        self.embeddings.step()
-        return float(loss.detach())
+        """Rows, forward, backward, and a step of the dense part and of the tables; gives the loss."""
+        with open_pipeline([batch], self._embeddings) as pipeline:
+            return float(self._step(next(pipeline)))
 
 
 def whole_batches(dataset: DataSet, size: int, threads: int = 1) -> Generator[Batch]:
@@ -83,14 +76,14 @@ def keep_memory() -> bool:
 def peak_of_a_step(path: Path, batch_size: int) -> int:
     """Bytes that a step on one batch, which is there, needs at most beyond what the process has before it."""
     dataset = DataSet.open(path)
-    training = SequenceTraining(dataset)
-    training.train_on(_first_batch(dataset, 16))
+    step = SequenceStep(dataset)
+    step.train_on(_first_batch(dataset, 16))
     batch = _first_batch(dataset, batch_size)
     gc.collect()
     c_library().malloc_trim(0)
     PEAK_RESET.write_text("5")
     before = _resident("VmRSS")
-    training.train_on(batch)
+    step.train_on(batch)
     return _resident("VmHWM") - before
 
 

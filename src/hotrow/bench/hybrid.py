@@ -5,8 +5,9 @@ it. A host's link is a token bucket of `LINK` bits a second each way, as clouds 
 the queue at both ends holds 256 KiB. Bursts overflow it, those of `Sync` most. With a queue of 16 MiB nothing is lost:
 `vs_sync.deep_queue`, beside it, says what overlapping alone is worth. All hosts share this machine's cores, so the link
 is slow in proportion: rows of a step take somewhat longer on it than the model does. DLRM, dim 64, 1,024 samples a
-trainer, keys drawn from 26 tables with Criteo's published cardinalities by Zipf's law (as in `bench hot`). Policies
-take turns in the same processes; a figure is a ratio of medians over rounds.
+trainer, keys drawn from 26 tables with Criteo's published cardinalities by Zipf's law (as in `bench hot`). Trainers are
+`hotrow.Trainer` with a run that differs in its policy only: files are read, losses and metrics logged. Policies take
+turns in the same processes; a figure is a ratio of medians over rounds.
 
     hybrid.vs_sync, exact_vs_sync   samples a second
     hybrid.flat                     the same model on key spaces of 6.25 to 100 trillion parameters. The key space is
@@ -31,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from hotrow.bench import hybrid_auc, hybrid_failures, hybrid_persia
+from hotrow.bench.drawn import drawn_log
 from hotrow.bench.hosts import Hosts, hear, shards_on, tell, unavailable
 from hotrow.bench.hot import CARDINALITIES, Draws, keys_of
 from hotrow.bench.hybrid_worker import PolicyName, Turn, Work
@@ -81,12 +83,12 @@ def run(quick: bool = False) -> Report:
 def _speed(report: Report, folder: Path, quick: bool, queue: int = QUEUE, suffix: str = "") -> None:
     """Figures of the link that is asked for have what they must be; of another they are only reported."""
     warm, steps, rounds = (6, 15, 1) if quick else (10, 40, 5)
-    keys = _criteo_keys(folder, 2 * (warm + steps))
+    data = _criteo_log(folder, warm + steps)
     with _cluster(folder, queue) as (hosts, shards, key):
         addresses = [shard.address for shard in shards]
-        # The first turn makes the rows, and does not count.
+        # The first turn wakes everybody up, and does not count.
         order: list[PolicyName] = ["hybrid", *(policy for _ in range(rounds) for policy in POLICIES)]
-        turns = [Turn(policy, addresses, keys, DIM, DEEP, warm, steps) for policy in order]
+        turns = [Turn(policy, addresses, data, DIM, DEEP, BATCH, warm, steps) for policy in order]
         said = [took for _, took in _take_turns(hosts, key, turns)][1:]
     found = {
         policy: [took for name, took in zip(order[1:], said, strict=True) if name == policy] for policy in POLICIES
@@ -123,11 +125,10 @@ def _flat(report: Report, folder: Path, quick: bool) -> None:
     found: dict[str, list[tuple[float, int]]] = {name: [] for name in names}
     for number in range(rounds):
         for name in names:
-            keys = _wide_keys(folder, int(NOMINAL[name] / DIM), warm + steps, number)
+            data = _wide_log(folder, int(NOMINAL[name] / DIM), warm + steps, number)
             with _cluster(folder) as (hosts, shards, key):
-                turn = Turn(
-                    "hybrid", [s.address for s in shards], keys, DIM, DEEP, warm, steps, CAPACITY // FLAT_TABLES
-                )
+                addresses, room = [shard.address for shard in shards], CAPACITY // FLAT_TABLES
+                turn = Turn("hybrid", addresses, data, DIM, DEEP, BATCH, warm, steps, room)
                 for _, took in _take_turns(hosts, key, [turn]):
                     held = sum(_resident(shard.process.pid) for shard in shards)
                     found[name].append((took["samples_a_second"], held))
@@ -174,24 +175,18 @@ def _take_turns(hosts: Hosts, key: Path, turns: Sequence[Turn]) -> Iterator[tupl
         trainer.wait(_PATIENCE_S)
 
 
-def _criteo_keys(folder: Path, steps: int) -> list[str]:
-    """A file a trainer, keys [steps, batch, tables]."""
-    files = []
-    for rank in range(TRAINERS):
-        files.append(str(folder / f"keys-{rank}.npy"))
-        np.save(files[-1], Draws(seed=200 + rank).keys(steps, BATCH))
-    return files
+def _criteo_log(folder: Path, steps: int) -> str:
+    """Samples for so many steps of all trainers."""
+    keys = Draws(seed=200).keys(steps * TRAINERS, BATCH)
+    return str(drawn_log(folder, "criteo", keys.reshape(-1, keys.shape[2])).path)
 
 
-def _wide_keys(folder: Path, rows: int, steps: int, seed: int) -> list[str]:
+def _wide_log(folder: Path, rows: int, steps: int, seed: int) -> str:
     """Keys out of so many rows in all, by Zipf's law with exponent 1: the number of a row is log-uniform."""
-    files, of_table = [], rows // FLAT_TABLES
-    for rank in range(TRAINERS):
-        draw = np.random.default_rng((seed, rank))
-        numbers = np.exp(draw.random((steps, BATCH, FLAT_TABLES)) * np.log(of_table)).astype(np.int64)
-        files.append(str(folder / f"wide-{rank}.npy"))
-        np.save(files[-1], keys_of(numbers))
-    return files
+    draw = np.random.default_rng(seed)
+    chances = draw.random((steps * TRAINERS * BATCH, FLAT_TABLES))
+    numbers = np.exp(chances * np.log(rows // FLAT_TABLES)).astype(np.int64)
+    return str(drawn_log(folder, "wide", keys_of(numbers)).path)
 
 
 def _resident(pid: int) -> int:

@@ -6,9 +6,13 @@ count, as `hotrow train` does not count them; its checkpoints, its log and its m
 
 from __future__ import annotations
 
+import json
+import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from hotrow.train.hooks import Hook, StepEvent
 from hotrow.train.state import Result
@@ -58,3 +62,21 @@ def rate_of(steps: Iterable[int], warm: int, limit_s: float = 60.0) -> Measured:
         elif number > warm and time.perf_counter() - begun > limit_s:
             break
     return Measured(samples, time.perf_counter() - begun)
+
+
+def elsewhere(module: str, *arguments: object) -> Measured:
+    """What `python -m module` measures in a process of its own and prints as its last line, as JSON."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return Measured(*json.loads(said.strip().splitlines()[-1]))
+
+
+def speeds(measured: Sequence[Measured]) -> dict[str, Any]:
+    """The median of samples a second, the least and the most."""
+    rates = sorted(m.rate for m in measured)
+    return {
+        "samples_a_second": round(statistics.median(rates)),
+        "least": round(rates[0]),
+        "most": round(rates[-1]),
+        "count": len(rates),
+    }

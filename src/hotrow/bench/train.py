@@ -11,11 +11,7 @@ take turns. A figure is the ratio of medians over all rounds.
 
 from __future__ import annotations
 
-import json
 import os
-import statistics
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from hotrow.bench import train_torch
-from hotrow.bench.rate import Measured
+from hotrow.bench.rate import Measured, elsewhere, speeds
 from hotrow.bench.report import Report, add, missing, new_report
 from hotrow.bench.train_sides import PLAIN, SIDES
 from hotrow.data import prepare
@@ -103,9 +99,7 @@ def turns(file: Path, size: Size) -> dict[str, list[Measured]]:
 
 def one(side: str, file: Path, warm: int) -> Measured:
     """One training of a side."""
-    command = [sys.executable, "-m", "hotrow.bench.train_sides", side, str(file), str(warm)]
-    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-    return Measured(*json.loads(said.strip().splitlines()[-1]))
+    return elsewhere("hotrow.bench.train_sides", side, file, warm)
 
 
 def _add(report: Report, found: Mapping[str, Sequence[Measured]]) -> None:
@@ -135,14 +129,3 @@ def _add(report: Report, found: Mapping[str, Sequence[Measured]]) -> None:
         baseline=read["trainer"],
         note="a module and a loop of the user's, which logs its loss and cuts no checkpoint / the run itself",
     )
-
-
-def speeds(measured: Sequence[Measured]) -> dict[str, Any]:
-    """The median of samples a second, the least and the most."""
-    rates = sorted(m.rate for m in measured)
-    return {
-        "samples_a_second": round(statistics.median(rates)),
-        "least": round(rates[0]),
-        "most": round(rates[-1]),
-        "count": len(rates),
-    }
