@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -155,6 +156,17 @@ def test_what_is_written_into_a_state_dict_is_written_to_the_rows(write: Callabl
     write(model.state_dict()[WEIGHT], given)
     assert torch.equal(model.ebc.rows.read("t", torch.arange(ROWS)), given)
     assert torch.equal(model.state_dict()[WEIGHT], given)
+
+
+def test_memory_that_is_shared_past_torch_cannot_be_written() -> None:
+    model = Model()
+    weight = model.state_dict()[WEIGHT]
+    for array in (weight.numpy(), np.asarray(weight), weight.detach().cpu().numpy()):
+        assert torch.equal(torch.tensor(array), weight.clone())
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+    with pytest.raises(BufferError, match=r"give a clone"):
+        torch.from_dlpack(weight)
 
 
 def test_gathering_in_place_leaves_a_model_trained() -> None:

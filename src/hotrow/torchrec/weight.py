@@ -3,7 +3,7 @@
 State dicts of TorchRec are the weights themselves, and code that gathers or loads in place counts on that. Rows lie
 elsewhere, so a `Weight` is a copy that knows where it came from: an operation that writes into it, or into a view of
 it, gives the rows it touched to the table. It is one way: it does not follow the table as that trains. Clones, and what
-is read from a file, are plain tensors.
+is read from a file, are plain tensors. What NumPy writes is not seen, so an array of one is read-only.
 """
 
 from __future__ import annotations
@@ -77,7 +77,12 @@ class Weight(Tensor):
         return self.plain.clone()
 
     def numpy(self, *, force: bool = False) -> npt.NDArray[Any]:
-        return self.plain.numpy(force=force)
+        array = self.plain.numpy(force=force)
+        array.flags.writeable = False
+        return array
+
+    def __dlpack__(self, **_: Any) -> Any:
+        raise BufferError("What is written through DLPack would not reach the table's rows: give a clone() instead.")
 
     def tolist(self) -> Any:
         return self.plain.tolist()
