@@ -1,5 +1,6 @@
 """A user's own loop around a module that holds `Embeddings`: state dicts, copies, scalers, compilers, tracers."""
 
+import contextlib
 import copy
 import io
 import pickle
@@ -200,6 +201,16 @@ def test_gradients_are_unscaled_and_steps_that_overflow_left_out(where: dict[str
     ours.rows.step(ours.scaler)
     ours.scaler.update()
     assert ours.row() == [-2.5, -2.5]
+
+
+@pytest.mark.parametrize("where", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize("given", [{"device": "meta"}, {}], ids=["given", "around"])
+def test_rows_made_on_meta_are_there_when_used(given: dict[str, str], where: dict[str, Plan]) -> None:
+    with contextlib.nullcontext() if given else torch.device("meta"):
+        ours = Scaled(**given, **where)
+    ours.backward(3.0)
+    ours.rows.step(ours.scaler)
+    assert ours.row() == [-1.5, -1.5]
 
 
 def test_gradients_that_were_given_to_backward_are_not_unscaled_in_place() -> None:

@@ -87,6 +87,7 @@ class Embeddings(nn.Module):
 
     Results are computed on `device`. With `device_rows` the tiers of several ranks that the plan asks for have their
     rows there too, where it names every key of theirs. `timeout` is how many seconds an exchange of ranks may take.
+    Device "meta" is as none.
     """
 
     most_pending = 256
@@ -119,6 +120,8 @@ class Embeddings(nn.Module):
         self.world = world or World()
         self._peers = Peers.of(self.world)
         self._device = torch.device(device or "cpu")
+        if self._device.type == "meta":  # rows take no memory before they are used
+            self._device = torch.device("cpu")
         self._rows_on = self._device if device_rows else None
         self._timeout = timeout
         if wrong := too_wide(tables) if self._device.type == "cuda" else "":
@@ -126,15 +129,16 @@ class Embeddings(nn.Module):
         if tiers is None:
             tiers = {"host": HostTier(tables, seed)} if self.world.size == 1 else {}
         plan = self._checked(plan or Plan.all_on("host" if self.world.size == 1 else "world", tables))
-        self.router = Router(self._with_named(tiers, plan), plan)
-        self.device_tier = self._computing_tier()
+        with torch.device("cpu"):  # whatever device is the default
+            self.router = Router(self._with_named(tiers, plan), plan)
+            self.device_tier = self._computing_tier()
         self.prepare: Callable[[DeviceLookup], Any] | None = None  # instead of sending a grouped batch to the device
         self.on_step: Callable[[], None] | None = None  # instead of applying the update here and now
         self.optional: frozenset[str] = frozenset()  # features that a batch may be without
         self._layouts: dict[Any, Layout] = {}
         self._pending: list[Lookup] = []
         self._pending_said = False
-        self._shown = torch.optim.SGD([torch.empty(0)])  # what gradient scalers see of the rows
+        self._shown = torch.optim.SGD([torch.empty(0, device="cpu")])  # what gradient scalers see of the rows
         self._marker = Marker(seed)
 
     @opaque
