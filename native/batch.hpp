@@ -383,7 +383,7 @@ inline void import_rows(Request request, const Imported& in) {
             part.touch(slot);
             if (trail) trail->arm(Store::part_of(hash));
             write(i, part, slot);
-                if (trail) trail->commit(Store::part_of(hash));
+            if (trail) trail->commit(Store::part_of(hash));
         });
     });
 }
