@@ -15,6 +15,7 @@ import torch
 from hotrow import Batch, Embeddings, Feature, Table
 from hotrow.data import DataSet, DataSetWriter, Reader
 from hotrow.data.flat import arrow_schema
+from hotrow.data.graph import Graph
 from hotrow.plan import Plan, Share
 from hotrow.profile import Profile
 from hotrow.service.holding import Holding
@@ -23,7 +24,7 @@ from hotrow.store.store import RowStore
 from hotrow.table import ByCount
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from mutations import Target
-from old_formats import data_set_of_version_2, profile_of_version_1
+from old_formats import data_set_of_version_2, graph_of_version_1, profile_of_version_1
 from session_logs import SCHEMA, grouped
 
 TABLES = [
@@ -115,6 +116,21 @@ def read_plan(folder: Path) -> str:
     return repr((keys, plan.row_bytes, plan.facts))
 
 
+def make_graph(folder: Path) -> None:
+    at = np.arange(120)
+    Graph.of_pairs(("user", "item"), at % 40 * 7**9, at * at % 30).save(folder / "a.graph")
+
+
+def read_graph(folder: Path) -> str:
+    graph = Graph.load(folder / "a.graph")
+    return repr((graph.between, [array.tolist() for side in graph.sides for array in side]))
+
+
+def make_old_graph(folder: Path) -> None:
+    make_graph(folder)
+    graph_of_version_1(folder / "a.graph")
+
+
 def make_checkpoint(folder: Path) -> None:
     embeddings, checkpoints = Embeddings(TABLES, FEATURES, seed=3), Checkpoints(folder, incremental=1)
     for step in (1, 2):
@@ -201,6 +217,8 @@ TARGETS = {
     "profile": Target(make_profile, read_profile),
     "profile of version 1": Target(make_old_profile, read_profile, checked=False),
     "plan": Target(make_plan, read_plan),
+    "graph": Target(make_graph, read_graph),
+    "graph of version 1": Target(make_old_graph, read_graph, checked=False),
     "checkpoint": Target(make_checkpoint, read_checkpoint),
     "shard": Target(make_shard, read_shard),
     "shard that was killed": Target(make_killed_shard, read_shard),

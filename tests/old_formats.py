@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 
 def data_set_of_version_2(folder: Path) -> None:
     """Without checksums of manifest, schema, footers and columns."""
@@ -28,6 +30,18 @@ def profile_of_version_1(folder: Path) -> None:
             del entry["sha256"]
 
     _rewrite(folder / "profile.json", 1, old)
+
+
+def graph_of_version_1(file: Path) -> None:
+    """Without any checksum."""
+    with pa.OSFile(str(file)) as source, pa.ipc.open_file(source) as reader:
+        schema, batches = reader.schema, [reader.get_batch(i) for i in range(reader.num_record_batches)]
+    about = json.loads(schema.metadata[b"graph"])
+    old = {name: about[name] for name in ("format", "between", "nodes", "edges")} | {"version": 1}
+    schema = schema.with_metadata({"graph": json.dumps(old)})
+    with pa.ipc.new_file(str(file), schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
 
 
 def _rewrite(file: Path, version: int, change: Any) -> None:

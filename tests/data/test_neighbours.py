@@ -17,6 +17,7 @@ from hotrow.data.neighbours import Neighbours
 from hotrow.data.steps import schema_after
 from hotrow.errors import DataError, HotrowError, SettingsError
 from hotrow.run import load_run
+from old_formats import graph_of_version_1
 
 SCHEMA = Schema(label="y", features=(Column(name="user"), Column(name="item"), Column(name="tags", kind="keys")))
 FAR = 1 << 40
@@ -241,6 +242,22 @@ def test_a_file_that_is_no_graph_is_refused_and_never_replaced(data, tmp_path, g
                 writer.write_batch(batch)
     with pytest.raises(DataError, match="altered or cut short"):
         Graph.load(path)
+
+
+def test_another_neighbour_in_the_file_is_refused_and_version_1_is_read_as_it_is(tmp_path, graph_file):
+    path, graph = tmp_path / "a.graph", Graph.load(graph_file)
+    graph.save(path)
+    data, others = path.read_bytes(), graph.sides[0].others
+    wrong = others.copy()
+    wrong[[0, -1]] = others[[-1, 0]]
+    assert wrong[0] != others[0] and data.count(others.tobytes()) == 1
+    path.write_bytes(data.replace(others.tobytes(), wrong.tobytes()))
+    with pytest.raises(DataError, match="altered or cut short"):
+        Graph.load(path)
+    path.write_bytes(data)
+    graph_of_version_1(path)
+    for side, old in zip(graph.sides, Graph.load(path).sides, strict=True):
+        assert all(map(np.array_equal, side, old))
 
 
 def test_a_step_that_does_not_fit_the_data_set_is_refused(data, graph_file, tmp_path):

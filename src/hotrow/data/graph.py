@@ -2,7 +2,8 @@
 
 Its edges are the distinct pairs of keys in the positive samples of a split: `hotrow graph DATA` writes them, in one
 Arrow file that is mapped into memory, 16 bytes an edge and about 32 a node with the map of its keys. Each side has its
-neighbours one node after another (CSR), by number and in rising order.
+neighbours one node after another (CSR), by number and in rising order. The file has a checksum of all that it says and
+a CRC-32 of each array, compared when it is opened; version 1 had none.
 
 Drawing is as GraphSAGE has it: `fan_out` neighbours, uniformly and with replacement, none where a node has none. So a
 node's draws all have one length, and the second hop of a sample is its first hop's draws one after another, with no
@@ -18,6 +19,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
@@ -29,12 +31,13 @@ from hotrow.data.labels import label_column, of_column
 from hotrow.data.mix import mix64
 from hotrow.errors import DataError, SettingsError, nearest
 from hotrow.files import replacing
+from hotrow.sealed import to_text, unsealed
 
 Ints = NDArray[np.int64]
 U64 = NDArray[np.uint64]
 
 _FORMAT = "hotrow-graph"
-_VERSION = 1
+_VERSION = 2
 _SCHEMA = pa.schema({"value": pa.int64()})
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -166,20 +169,21 @@ class Graph:
             raise DataError(f"{path} is already there. Name another file, or replace it with --overwrite.")
         if path.exists():
             Graph.load(path)  # only a graph is replaced: a mistyped path costs nothing
-        arrays = [array for side in self.sides for array in side]
+        arrays = [np.ascontiguousarray(array, np.int64) for side in self.sides for array in side]
         about = {
             "format": _FORMAT,
             "version": _VERSION,
             "between": self.between,
             "nodes": [len(side.keys) for side in self.sides],
             "edges": self.edges,
+            "crc32": [crc32(array.data) for array in arrays],
         }
-        schema = _SCHEMA.with_metadata({"graph": json.dumps(about)})
+        schema = _SCHEMA.with_metadata({"graph": to_text(about, indent=None)})
         with replacing(path, "The graph") as beside:
             path.parent.mkdir(parents=True, exist_ok=True)
             with pa.OSFile(str(beside), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
                 for array in arrays:
-                    writer.write_batch(pa.record_batch({"value": np.asarray(array, np.int64)}, schema=schema))
+                    writer.write_batch(pa.record_batch({"value": array}, schema=schema))
 
     @staticmethod
     def load(path: Path | str) -> Graph:
@@ -188,20 +192,30 @@ class Graph:
         try:
             with pa.ipc.open_file(pa.memory_map(str(path))) as reader:
                 about = json.loads((reader.schema.metadata or {}).get(b"graph", b"null"))
-                arrays = [reader.get_batch(i).column(0).to_numpy() for i in range(reader.num_record_batches)]
+                arrays = [_values(reader.get_batch(i)) for i in range(reader.num_record_batches)]
         except FileNotFoundError:
             raise DataError(f"There is no graph {path}. Make one with: hotrow graph DATA --out {path}") from None
         except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
             raise DataError(f"The graph {path} cannot be read: {error}. Make it again.") from None
-        if not isinstance(about, dict) or about.get("format") != _FORMAT or about.get("version") != _VERSION:
-            raise DataError(f"{path} is not a graph of format {_FORMAT} {_VERSION}. Make one with: hotrow graph")
+        if not isinstance(about, dict) or about.get("format") != _FORMAT or about.get("version") not in (1, 2):
+            raise DataError(f"{path} is not a graph of format {_FORMAT} 1 or {_VERSION}. Make one with: hotrow graph")
         try:
+            if about["version"] != 1 and unsealed(about)["crc32"] != [crc32(array.data) for array in arrays]:
+                raise ValueError("other arrays")
             sides = _sides(about, arrays)
         except (KeyError, TypeError, ValueError):  # what the JSON says is of another form
             sides = None
         if sides is None:
             raise DataError(f"The graph {path} was altered or cut short. Make it again.")
         return Graph(about["between"], *sides)
+
+
+def _values(batch: pa.RecordBatch) -> Ints:
+    batch.validate(full=True)  # Arrow takes offsets and lengths as they stand
+    if batch.schema != _SCHEMA or batch.column(0).null_count:
+        raise ValueError("it holds something else than numbers")
+    found: Ints = batch.column(0).to_numpy()
+    return found
 
 
 def _sides(about: dict[str, Any], arrays: Sequence[Ints]) -> tuple[Side, Side] | None:
