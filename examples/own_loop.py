@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hotrow import Batch, Embeddings, Feature, Table
-from hotrow.store.optimizers import RowWiseAdagrad
+from hotrow import Batch, Embeddings, Feature, RowWiseAdagrad, Table
 
 
 class TwoTower(nn.Module):

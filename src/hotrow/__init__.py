@@ -9,13 +9,20 @@ from typing import TYPE_CHECKING, Any
 from hotrow.errors import HotrowError
 
 if TYPE_CHECKING:
+    from hotrow.data import DataSet, Reader, Schema
     from hotrow.data.batch import Batch, Group, Jagged
-    from hotrow.embedded import Embedded, JaggedRows
+    from hotrow.data.prepare import prepare
+    from hotrow.embedded import Embedded, JaggedRows, expand
     from hotrow.embeddings import Embeddings
     from hotrow.models.model import ModelInputs
     from hotrow.objectives.objective import Objective, ObjectiveInputs
+    from hotrow.plan import Link, Plan, Share, Topology
+    from hotrow.plan.shard import shard
+    from hotrow.plan.zipf import Zipf
     from hotrow.predictor import Predictor
     from hotrow.run import Run
+    from hotrow.service.local import ShardProcess
+    from hotrow.store.optimizers import SGD, Adagrad, Adam, Momentum, RowWiseAdagrad
     from hotrow.table import Feature, Table
     from hotrow.train.hooks import Flags, Hook, StepEvent
     from hotrow.train.policies import open_pipeline
@@ -26,7 +33,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "Adagrad": "store.optimizers",
+    "Adam": "store.optimizers",
     "Batch": "data.batch",
+    "DataSet": "data",
     "Embedded": "embedded",
     "Embeddings": "embeddings",
     "Feature": "table",
@@ -35,21 +45,39 @@ _HOME = {
     "Hook": "train.hooks",
     "Jagged": "data.batch",
     "JaggedRows": "embedded",
+    "Link": "plan",
     "ModelInputs": "models.model",
+    "Momentum": "store.optimizers",
     "Objective": "objectives.objective",
     "ObjectiveInputs": "objectives.objective",
+    "Plan": "plan",
     "Predictor": "predictor",
+    "Reader": "data",
     "Ready": "train.ready",
+    "RowWiseAdagrad": "store.optimizers",
     "Run": "run",
+    "SGD": "store.optimizers",
+    "Schema": "data",
+    "ShardProcess": "service.local",
+    "Share": "plan",
     "Step": "train.step",
     "StepEvent": "train.hooks",
     "Table": "table",
+    "Topology": "plan",
     "Trainer": "train.trainer",
+    "Zipf": "plan.zipf",
+    "expand": "embedded",
     "open_pipeline": "train.policies",
+    "prepare": "data.prepare",
+    "shard": "plan.shard",
 }
 
 __all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
     "Batch",
+    "DataSet",
     "Embedded",
     "Embeddings",
     "Feature",
@@ -59,17 +87,30 @@ __all__ = [
     "HotrowError",
     "Jagged",
     "JaggedRows",
+    "Link",
     "ModelInputs",
+    "Momentum",
     "Objective",
     "ObjectiveInputs",
+    "Plan",
     "Predictor",
+    "Reader",
     "Ready",
+    "RowWiseAdagrad",
     "Run",
+    "Schema",
+    "ShardProcess",
+    "Share",
     "Step",
     "StepEvent",
     "Table",
+    "Topology",
     "Trainer",
+    "Zipf",
+    "expand",
     "open_pipeline",
+    "prepare",
+    "shard",
 ]
 
 
