@@ -138,6 +138,7 @@ class Embeddings(nn.Module):
         self._layouts: dict[Any, Layout] = {}
         self._pending: list[Lookup] = []
         self._pending_said = False
+        self.expected_pending = _PENDING_SAID
         self._shown = torch.optim.SGD([torch.empty(0, device="cpu")])  # what gradient scalers see of the rows
         self._marker = Marker(seed)
 
@@ -246,6 +247,16 @@ class Embeddings(nn.Module):
         self._forget(pending)
         return update
 
+    def scale(self, factor: float) -> None:
+        """Multiplies all gradients that came since the last step."""
+        for lookup in self._pending:
+            assert lookup.grads is not None
+            lookup.grads = [None if grad is None else grad * factor for grad in lookup.grads]
+
+    def forget(self) -> None:
+        """Lets go of all gradients that came since the last step."""
+        self._forget(self._pending)
+
     def _forget(self, pending: Sequence[Lookup]) -> None:
         """Lets go of gradients; their lookups may be fetched again, for another step."""
         for lookup in pending:
@@ -258,7 +269,7 @@ class Embeddings(nn.Module):
     def _check_pending(self) -> None:
         """Says when gradients pile up that no step applies, and stops before they fill the memory."""
         count = len(self._pending)
-        if count < _PENDING_SAID:
+        if count < self.expected_pending:
             return
         said = (
             f"{count} lookups have gradients that no step has applied: their rows learn nothing until then, and the "

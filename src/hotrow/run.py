@@ -241,6 +241,9 @@ class Train(Settings):
 
     epochs: int = Field(1, ge=1, description="times the training split is read")
     steps: int | None = Field(None, ge=1, description="stop after this many steps, if epochs do not end before")
+    accumulate: int = Field(
+        1, ge=1, le=256, description="batches that make one step, as one batch of all their samples would"
+    )
     evaluate_every: int | None = Field(None, ge=1, description="steps; there is always an evaluation at the end")
     checkpoint_every: int | None = Field(None, ge=1, description="steps; there is always a checkpoint at the end")
     keep: int = Field(2, ge=1, description="checkpoints kept; the best one is kept besides when stopping early")

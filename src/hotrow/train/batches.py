@@ -30,7 +30,8 @@ class RunBatches:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._opened: contextlib.ExitStack | None = None
-        self._step = trainer.state.step
+        self._step, self._samples = trainer.state.step, trainer.state.samples
+        self._held = 0
 
     def __enter__(self) -> RunBatches:
         t = self._trainer
@@ -54,6 +55,7 @@ class RunBatches:
     ) -> None:
         opened, self._opened = self._opened, None
         self._trainer.given = None
+        self._trainer.forget()
         if opened is not None:
             opened.__exit__(kind, error, trace)
 
@@ -67,7 +69,7 @@ class RunBatches:
         if t.given is not None:
             self._after_step(t.given)
         while not t.stopped:
-            t.stopped = self._over()
+            t.stopped = "" if t.feed.held else self._over()
             if t.stopped:
                 break
             if t.feed.ready():
@@ -82,17 +84,21 @@ class RunBatches:
 
     def _after_step(self, ready: Ready) -> None:
         t, self._trainer.given = self._trainer, None
+        before, self._held = self._held, t.feed.held
+        if self._held > before:
+            return
         if t.state.step == self._step:
             raise HotrowError(
                 "The batch that was given last has not been trained on: call trainer.step(ready), or after a backward "
                 "of your own trainer.optimizer.step() and trainer.embeddings.step()."
             )
-        self._step = t.state.step
+        samples = t.state.samples - self._samples
+        self._step, self._samples = t.state.step, t.state.samples
         if t.flags is None:
             t.flags = self._flags_without_step()
-        t.progress.step(t.state.step, ready.samples or 0, t.losses.shown())
+        t.progress.step(t.state.step, samples, t.losses.shown())
         self._note()
-        asked = self._told(StepEvent(t.state.step, ready.samples or 0, t.losses.last))
+        asked = self._told(StepEvent(t.state.step, samples, t.losses.last))
         t.state.seconds = time.monotonic() - t.began
         last = t.state.step >= t.steps
         if last or t.state.step % t.run.train.log_every == 0:
@@ -106,6 +112,11 @@ class RunBatches:
     def _flags_without_step(self) -> dict[str, bool]:
         """Of a step that a loop made by itself."""
         t = self._trainer
+        if t.run.train.accumulate > 1:
+            raise HotrowError(
+                "With train.accumulate several batches make a step, and their gradients are averaged: make steps with "
+                "trainer.step(ready)."
+            )
         if t.ranks.world.size > 1:
             raise HotrowError(
                 "With several ranks gradients are to be averaged, and ranks agree on what comes next: make steps with "

@@ -475,7 +475,47 @@ def _made(run: Run, inputs: ModelInputs) -> nn.Module:
         raise SettingsError(f"model: {run.model.name} cannot be made: {type(said).__name__}: {said}.") from said
 
 
-_LOOKS = (_owners, _planned, _cached, _fresh, _travelling, _followed, _evaluated, _tabled, _seeded, _classed)
+def _accumulated(asked: _Asked) -> Iterator[Problem]:
+    """What train.accumulate cannot go with."""
+    run = asked.run
+    if run.train.accumulate == 1:
+        return
+    policy = run.policy
+    if isinstance(policy, (Exact, Bounded)) or (isinstance(policy, Hybrid) and policy.staleness):
+        yield Problem(
+            "train.accumulate",
+            f'policy "{policy.name}" gives every batch an update of its own. Set policy.name = "sync", or take '
+            f"train.accumulate away.",
+        )
+    elif run.cluster.cache is not None:
+        yield Problem(
+            "train.accumulate",
+            "a cache gives every batch an update of its own. Take one of train.accumulate and cluster.cache away.",
+        )
+    if run.data.follow is not None:
+        yield Problem(
+            "train.accumulate", "batches of a growing log would wait for others that may never come. Take it away."
+        )
+    if run.plan is not None and run.plan.mode == "hot_cold":
+        yield Problem(
+            "train.accumulate",
+            'rows move between batches of plan.mode = "hot_cold", so none can wait. Take one of the two away.',
+        )
+
+
+_LOOKS = (
+    _owners,
+    _planned,
+    _cached,
+    _fresh,
+    _travelling,
+    _followed,
+    _evaluated,
+    _accumulated,
+    _tabled,
+    _seeded,
+    _classed,
+)
 
 
 def _default(model: type[Settings], name: str) -> Any:

@@ -32,7 +32,8 @@ class Feed:
 
     def __init__(self, ranker: Ranker) -> None:
         self.ranker, self.run = ranker, ranker.run
-        self.step = self.epoch = self.batch = 0  # steps made, and the batch of this epoch that comes next
+        self.step = self.epoch = self.batch = 0  # steps made, and the batch of this epoch that the next one begins with
+        self.held = self.held_samples = 0  # batches whose gradients wait for the step that they are part of
         self._samples, self._batches = self._of_epoch()
         self.phases = Phases()
         self.ended = False  # whether no more will come, where nobody knew how much there would be
@@ -40,11 +41,22 @@ class Feed:
 
     @property
     def batches(self) -> int:
-        """Steps an epoch has."""
+        """Batches an epoch has."""
         return self._batches
 
+    @property
+    def steps_an_epoch(self) -> int:
+        """Steps an epoch has; the last one is of the batches that are left."""
+        return -(-self.batches // self.run.train.accumulate)
+
+    @property
+    def closes(self) -> bool:
+        """Whether the step is made with the batch that was given last."""
+        here = self.held + 1
+        return here >= self.run.train.accumulate or self.batch + here >= self.batches
+
     def _of_epoch(self) -> tuple[int, int]:
-        """The samples and steps an epoch has, of all ranks together."""
+        """The samples and batches an epoch has, of all ranks together."""
         data = self.run.data
         if not self.ranker.data.samples(data.train):
             raise HotrowError(f'The split "{data.train}" of {data.path} has no samples to train on.')
@@ -64,12 +76,13 @@ class Feed:
     @property
     def left(self) -> float:
         """Steps up to the end of the last epoch; infinite where nobody knows."""
-        return max(0, (self.run.train.epochs - self.epoch) * self.batches - self.batch)
+        here = -(-(self.batches - self.batch) // self.run.train.accumulate)
+        return max(0, (self.run.train.epochs - self.epoch - 1) * self.steps_an_epoch + here)
 
     @property
     def step_samples(self) -> int:
-        """Samples of the step that comes next, on all ranks together."""
-        return min(self._most, self._samples - self.batch * self._most)
+        """Samples of the batch that comes next, on all ranks together."""
+        return min(self._most, self._samples - (self.batch + self.held) * self._most)
 
     @property
     def _most(self) -> int:
@@ -111,7 +124,8 @@ class Feed:
         self.close()
 
     def close(self) -> None:
-        """Applies the updates still to be made, and ends what runs in the background."""
+        """Applies the updates still to be made, and ends what runs in the background. No batch is held any more."""
+        self.held = self.held_samples = 0
         if self._pipeline is not None:
             pipeline, self._pipeline = self._pipeline, None
             pipeline.close()
@@ -130,12 +144,18 @@ class Feed:
             self._pipeline = self.ranker.pipeline(self._order(), self.run.policy, self.phases)
         return next(self._pipeline)
 
+    def hold(self, batch: Batch, samples: int) -> None:
+        """Notes that the gradients of the batch that was given last wait for the step."""
+        self.held += 1
+        self.held_samples += samples
+
     def update(self, batch: Batch) -> None:
-        """Hands the gradients of the batch that was given last back to the tables."""
+        """Hands the gradients of the batch that was given last, and of those that waited, back to the tables."""
         assert self._pipeline is not None
         self._pipeline.update()
         self.step += 1
-        self.batch += 1
+        self.batch += self.held + 1
+        self.held = self.held_samples = 0
         self._next_epoch()
 
     def between_steps(self) -> list[Line]:

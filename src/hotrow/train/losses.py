@@ -34,11 +34,13 @@ class Losses:
         self._shown: float | None = None
         self._shown_at = -math.inf
 
-    def add(self, loss: Tensor, weight: float) -> None:
+    def add(self, loss: Tensor, weight: float, *, closes: bool = True) -> None:
+        """A batch's; `closes` where a step is made with it."""
         self.last = loss
         self._state.count += weight
         self._sum.add_(loss.detach(), alpha=weight)
-        self._good.add_(self._sum - self._sum == 0)
+        if closes:
+            self._good.add_(self._sum - self._sum == 0)
 
     def shown(self) -> float | None:
         """The mean since the last line of metrics; from a GPU one that may be a second old."""

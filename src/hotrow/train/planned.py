@@ -112,14 +112,18 @@ class Planned(Feed):
         super().close()
         self._closing.close()
 
+    def hold(self, batch: Batch, samples: int) -> None:
+        super().hold(batch, samples)
+        self.accesses.see(batch)
+
     def update(self, batch: Batch) -> None:
         super().update(batch)
         self.accesses.see(batch)
 
     def between_steps(self) -> list[Line]:
         every = self.settings.replan_every
-        ended = self.step % self.batches == 0
-        if ended and self._began % self.batches == 0:
+        ended = self.step % self.steps_an_epoch == 0
+        if ended and self._began % self.steps_an_epoch == 0:
             self._whole = self.accesses.settle().since(self._before)
         due = ended if every == "epoch" else every is not None and self.step % every == 0
         return [self._replan()] if due else []

@@ -147,6 +147,11 @@ class PlannedRanks(Feed):
         self._lookup = fetched.lookup
         return fetched
 
+    def hold(self, batch: Batch, samples: int) -> None:
+        super().hold(batch, samples)
+        if self._live is not None:
+            self._live.see(self._lookup)
+
     def update(self, batch: Batch) -> None:
         super().update(batch)
         if self._live is not None:
@@ -154,7 +159,7 @@ class PlannedRanks(Feed):
 
     def between_steps(self) -> list[Line]:
         every = self.settings.replan_every
-        ended = self.step % self.batches == 0
+        ended = self.step % self.steps_an_epoch == 0
         due = ended if every == "epoch" else every is not None and self.step % every == 0
         return [self._replan()] if due else []
 

@@ -104,7 +104,7 @@ class _Again(Trainer):
         """The batch of that step, or of one before it that is not finite; its gradients are there, and not applied."""
         with self.pipeline() as pipeline:
             for ready in pipeline:
-                if self.state.step + 1 == step:
+                if self.state.step + 1 == step and self.feed.closes:
                     self._step.compute(ready)
                     return ready
                 try:
@@ -211,6 +211,8 @@ def _notes(run: Run, began: int) -> list[str]:
         notes.append("No checkpoint from before the step is left, so all steps were made from the run's beginning.")
     if isinstance(run.policy, Hybrid) and run.policy.staleness and not run.policy.worst:
         notes.append("What rows miss under hybrid is a matter of time, so the step may differ from the run's.")
+    if run.train.accumulate > 1:
+        notes.append("Several batches make a step: this is the last one. Gradients of weights are those of all.")
     if run.train.device != "cpu":
         notes.append("A GPU may add up in another order, so the step may differ from the run's in rounding.")
     return notes

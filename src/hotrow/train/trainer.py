@@ -130,6 +130,7 @@ class Trainer:
         self.losses = Losses(self.state, self.ranks)
         self.machine = Machine(self.embeddings, self.feed.phases, self.device)
         self.embeddings.on_step = self._stepped
+        self.embeddings.expected_pending = max(self.embeddings.expected_pending, self.run.train.accumulate)
 
     def fit(self) -> Result:
         """Trains to the end of the run, the patience of early stopping, or a signal; what the run came to."""
@@ -143,13 +144,17 @@ class Trainer:
         return RunBatches(self)
 
     def step(self, ready: Ready) -> Tensor:
-        """Trains on a batch; its mean loss, on the device."""
+        """Trains on a batch; its mean loss, on the device. The last that `train.accumulate` joins makes a step."""
+        closes = self.feed.closes
         try:
-            loss = self._step(ready, self.to_say(self.state.step + 1))
+            loss = self._step(ready, self.to_say(self.state.step + 1)) if closes else self._step.add(ready)
         except NotFiniteError as error:
             raise NotFiniteError(f"{error} {to_go_on_from(self)}") from None
-        self.flags = self._step.flags
-        self.losses.add(loss, self.objective.weight(ready.batch))
+        if closes:
+            self.flags = self._step.flags
+        else:
+            self.feed.hold(ready.batch, ready.samples or len(ready.batch))
+        self.losses.add(loss, self.objective.weight(ready.batch), closes=closes)
         return loss
 
     def evaluate(self, split: str = "") -> dict[str, float]:
@@ -227,9 +232,14 @@ class Trainer:
         if self.given is None:
             self.embeddings.finish().apply()
             return
+        self.state.samples += self.feed.held_samples + (self.given.samples or len(self.given.batch))
         self.feed.update(self.given.batch)
         self.state.step += 1
-        self.state.samples += self.given.samples or len(self.given.batch)
+
+    def forget(self) -> None:
+        """Lets go of gradients that wait for a step that is not made."""
+        if self.feed.held:
+            self._step.forget()
 
 
 def train(run: Run, *, resume: bool = False, overwrite: bool = False, progress: Progress | None = None) -> Result:
