@@ -161,6 +161,25 @@ class Rooted(Plain):
         return super().forward(rows, dense) + none
 
 
+class Sequence(nn.Module):
+    """What came before, summed up to each position, and the item's own rows."""
+
+    def __init__(self, inputs):
+        super().__init__()
+        self.item = nn.Linear(inputs.dims["item"], 4, bias=False)
+
+    def position_vectors(self, rows, dense):
+        padded, _ = rows.sequence("history").expand().padded(3)
+        return padded.cumsum(1) + rows.vector("user")[:, None]
+
+    def user_vectors(self, rows, dense):
+        padded, _ = rows.sequence("history").expand().padded(3)
+        return padded.sum(1) + rows.vector("user")
+
+    def item_vectors(self, rows, dense):
+        return self.item(rows.vector("item"))
+
+
 class TwoTower(nn.Module):
     """User and history on one side, the item on the other."""
 

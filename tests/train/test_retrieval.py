@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from own_parts import Tower, TwoTower
+from own_parts import Sequence, Tower, TwoTower
 from test_trainer import Interrupt, lines
 from torch.nn import functional as F
 
-from hotrow import Batch, Embeddings, Predictor, Run, Table, Trainer
+from hotrow import Batch, Embeddings, ModelInputs, Predictor, Run, Table, Trainer
 from hotrow.data import DataSet, Reader
 from hotrow.errors import BatchError, SettingsError
 from hotrow.objectives import Catalogue, ObjectiveInputs
@@ -21,20 +21,27 @@ from ranks import Ranks
 
 IN_BATCH = {"name": "in_batch_softmax", "k": [5, 20]}
 SAMPLED = {"name": "sampled_softmax", "k": [5, 20], "negatives": 24}
+NEXT = {"name": "next_item", "k": [5, 20]}
+NEXT_DRAWN = {**NEXT, "negatives": 24}
 OBJECTIVES = (IN_BATCH, SAMPLED)
+ALL = (IN_BATCH, SAMPLED, NEXT, NEXT_DRAWN)
 POLICIES = ({"name": "sync"}, {"name": "hybrid", "worst": True})
 FEATURES = [Feature(name=name, table="item" if name == "history" else name) for name in ("user", "item", "history")]
 
 
 def by_name(settings):
-    return settings["name"]
+    return settings["name"] + ("_drawn" if settings == NEXT_DRAWN else "")
 
 
 @pytest.fixture
 def retrieval(make_run):
     def make(objective=IN_BATCH, **changes):
-        run = make_run(model={"name": "own_parts:TwoTower"}, objective=objective, **changes)
-        return run.with_classes(TwoTower)
+        model = Sequence if objective["name"] == "next_item" else TwoTower
+        if model is Sequence:
+            changes["features"] = {"history": {"pooling": "sequence"}}
+        return make_run(model={"name": f"own_parts:{model.__name__}"}, objective=objective, **changes).with_classes(
+            model
+        )
 
     return make
 
@@ -111,10 +118,62 @@ def test_positives_are_where_the_named_label_is_above_0():
 
 
 def test_without_logq_counts_do_not_matter():
-    for settings in OBJECTIVES:
+    for settings in ALL:
         objective = objective_of({**settings, "logq": False})
         batch = objective.prepare(batch_of([3, 5]), 0)
         assert not any("logq" in name for name in objective.extras(batch))
+
+
+def nexts(**changes):
+    """An objective for next items, of a model with a vector for each position, and a batch with three histories."""
+    objective = objective_of({**NEXT, **changes})
+    objective.check(Sequence(ModelInputs(FEATURES, {"user": 4, "item": 4, "history": 4})))
+    features = {"user": torch.tensor([1, 2, 4]), "item": torch.tensor([3, 5, 9]), "history": [[9, 7, 5, 8, 3], [], [5]]}
+    return objective, Batch.plain(features, weights=torch.tensor([2.0, 1.0, 1.0]))
+
+
+def test_the_loss_of_next_items_is_its_formula():
+    objective, batch = nexts(temperature=0.5)
+    batch = objective.prepare(batch, 0)
+    extras = objective.extras(batch)
+    keys = batch["candidates/item"].values.tolist()
+    assert keys == [3, 5, 7, 9]  # 8 is no item of the training split
+    positions, items = torch.randn(3, 4, 2), torch.randn(4, 2)
+    chances = -torch.expm1(5 * torch.log1p(-torch.tensor([0.4, 0.3, 0.2, 0.1])))  # of being one of five
+    logits = positions @ items.T / 0.5 - chances.log()
+    each = {(i, t): float(F.cross_entropy(logits[i, t], torch.tensor(keys.index(key))))
+            for i, t, key in ((0, 0, 5), (0, 2, 3), (0, 3, 3), (2, 0, 9))}  # fmt: skip
+    expected = (2 * (each[0, 0] + each[0, 2] + each[0, 3]) / 3 + each[2, 0]) / 4
+    found = objective.loss({"positions": positions, "candidates": items}, Inputs.of(batch, extras))
+    assert float(found) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_loss_of_drawn_next_items_is_its_formula():
+    objective, batch = nexts(negatives=6, alpha=0.5)
+    batch = objective.prepare(batch, 4)
+    keys = batch["candidates/item"].values.tolist()
+    assert keys[:4] == [3, 5, 7, 9] and len(keys) == 10
+    chances = {key: count**0.5 for key, count in ((9, 1), (3, 4), (5, 3), (7, 2))}
+    positions, items = torch.randn(3, 1, 2), torch.randn(10, 2)
+    scores = [(items @ positions[i, 0] - torch.tensor([chances[k] for k in keys]).log()).double() for i in (0, 2)]
+    expected = []
+    for own, score in zip((3, 9), scores, strict=True):
+        right = score[keys.index(own)]
+        others = [score[j] for j in range(4, 10) if keys[j] != own]
+        expected.append(float(torch.logsumexp(torch.stack([right, *others]), 0) - right))
+    found = objective.loss({"positions": positions, "candidates": items}, Inputs.of(batch, objective.extras(batch)))
+    assert float(found) == pytest.approx((2 * expected[0] + expected[1]) / 4, rel=1e-5)
+    with pytest.raises(SettingsError, match="alpha says how negatives are drawn"):
+        nexts(alpha=0.5)
+
+
+def test_the_next_item_is_that_of_the_history_that_the_run_names():
+    objective, batch = nexts()
+    assert objective.extras(objective.prepare(batch, 0))["next"].tolist() == [2, 1, -1, 0, 0, 3]
+    objective._everywhere = False
+    assert objective.extras(objective.prepare(batch, 0))["next"].tolist() == [0, 1, 2]
+    with pytest.raises(SettingsError, match=r'objective\.history: the keys of feature user are those of table "user"'):
+        nexts(history="user")
 
 
 def test_items_are_drawn_by_count_to_the_power_of_alpha():
@@ -143,7 +202,7 @@ def plain_ranks(trainer, split):
     return ranks
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=by_name)
+@pytest.mark.parametrize("objective", ALL, ids=by_name)
 def test_a_two_tower_model_learns_to_find_items_and_is_measured_over_all(retrieval, objective):
     run = retrieval(objective, train__epochs=3, train__evaluate_every=32)
     with Trainer(run) as trainer:
@@ -161,7 +220,7 @@ def test_a_two_tower_model_learns_to_find_items_and_is_measured_over_all(retriev
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=by_name)
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=by_name)
+@pytest.mark.parametrize("objective", ALL, ids=by_name)
 def test_a_killed_run_is_resumed_to_the_same_bits(retrieval, tmp_path, same_weights, objective, policy):
     settings = {"objective": objective, "policy": policy, "train__steps": 20, "train__evaluate_every": 5}
     whole = retrieval(**settings, output__folder=str(tmp_path / "whole"))
@@ -173,7 +232,7 @@ def test_a_killed_run_is_resumed_to_the_same_bits(retrieval, tmp_path, same_weig
     assert lines(run, "evaluate") == lines(whole, "evaluate")
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=by_name)
+@pytest.mark.parametrize("objective", ALL, ids=by_name)
 def test_a_run_under_exact_ends_as_under_sync(retrieval, tmp_path, same_weights, objective):
     sync, exact = (
         retrieval(objective, policy={"name": name}, output__folder=str(tmp_path / name)) for name in ("sync", "exact")
@@ -270,7 +329,7 @@ def test_a_predictor_scores_pairs_by_their_product(retrieval):
         assert torch.equal(predictor.score(request), (outputs["user"] * outputs["item"]).sum(1))
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=by_name)
+@pytest.mark.parametrize("objective", ALL, ids=by_name)
 def test_ranks_train_on_their_own_negatives_and_agree_on_exact_metrics(retrieval, objective, tmp_path):
     run = retrieval(objective, train__steps=6, train__evaluate_every=3)
     with Ranks(2) as pool:

@@ -8,6 +8,7 @@ from hotrow.objectives.binary import Binary, BinarySettings
 from hotrow.objectives.catalogue import Catalogue
 from hotrow.objectives.in_batch import InBatchSoftmax, InBatchSoftmaxSettings
 from hotrow.objectives.multi_task import MultiTask, MultiTaskSettings
+from hotrow.objectives.next_item import NextItem, NextItemSettings
 from hotrow.objectives.objective import Metrics, Objective, ObjectiveInputs, OwnObjective, one_output
 from hotrow.objectives.regression import Regression, RegressionSettings
 from hotrow.objectives.retrieval import Retrieval
@@ -23,6 +24,8 @@ __all__ = [
     "Metrics",
     "MultiTask",
     "MultiTaskSettings",
+    "NextItem",
+    "NextItemSettings",
     "Objective",
     "ObjectiveInputs",
     "ObjectiveSettings",
@@ -41,6 +44,7 @@ ObjectiveSettings = Annotated[
     | Annotated[MultiTaskSettings, Tag("multi_task")]
     | Annotated[InBatchSoftmaxSettings, Tag("in_batch_softmax")]
     | Annotated[SampledSoftmaxSettings, Tag("sampled_softmax")]
+    | Annotated[NextItemSettings, Tag("next_item")]
     | Annotated[OwnObjective, Tag(TAG)],
     Discriminator(tag_of),
 ]

@@ -28,6 +28,7 @@ from hotrow.data.labels import label_column, of_column
 from hotrow.embedded import Embedded
 from hotrow.errors import BatchError, HotrowError, NotFiniteError, SettingsError, nearest
 from hotrow.objectives.catalogue import Catalogue, Keys
+from hotrow.objectives.drawn import Draw
 from hotrow.objectives.inputs import Inputs
 from hotrow.objectives.objective import BuiltIn, Encode, Objective, ObjectiveInputs
 from hotrow.objectives.retrieval_metrics import MEASURES, RetrievalMetrics, ranks_of
@@ -69,6 +70,7 @@ class Retrieval(Objective):
             self._of_items("exclude", settings.exclude)
         self._column = label_column(settings.label, inputs.labels) if inputs.labels or settings.label else None
         self._catalogue: Catalogue | None = None
+        self._draws: Draw | None = None
         self._items: Tensor | None = None
 
     @property
@@ -163,6 +165,12 @@ class Retrieval(Objective):
         if draws is not None:
             share = -np.expm1(draws * np.log1p(-np.minimum(share, 1 - 1e-12)))
         return torch.from_numpy(np.log(share).astype(np.float32))
+
+    def drawing(self, alpha: float) -> Draw:
+        """Draws negatives."""
+        if self._draws is None:
+            self._draws = Draw(self.catalogue, alpha, self.inputs.seed, self.inputs.rank)
+        return self._draws
 
     def _feature(self, setting: str, name: str) -> Any:
         for feature in self.inputs.features:

@@ -38,7 +38,6 @@ class SampledSoftmax(Retrieval):
     """Mean cross entropy of each positive's item among it and those drawn."""
 
     settings: SampledSoftmaxSettings
-    _drawing: Draw | None = None
 
     def features(self) -> list[Feature]:
         return twins(self.inputs.features, self.item_side)
@@ -71,7 +70,4 @@ class SampledSoftmax(Retrieval):
 
     @property
     def _draw(self) -> Draw:
-        if self._drawing is None:
-            given = self.inputs
-            self._drawing = Draw(self.catalogue, self.settings.alpha, given.seed, given.rank)
-        return self._drawing
+        return self.drawing(self.settings.alpha)
