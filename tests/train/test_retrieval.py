@@ -232,6 +232,16 @@ def test_a_killed_run_is_resumed_to_the_same_bits(retrieval, tmp_path, same_weig
     assert lines(run, "evaluate") == lines(whole, "evaluate")
 
 
+def test_batches_that_make_one_step_draw_negatives_of_their_own_and_are_resumed(retrieval, tmp_path, same_weights):
+    settings = {"objective": SAMPLED, "train__accumulate": 3, "train__epochs": 2}
+    whole = retrieval(**settings, output__folder=str(tmp_path / "whole"))
+    train(whole)
+    run = retrieval(**settings)
+    assert train(run, progress=Interrupt(14)).stopped == "SIGTERM"
+    train(run, resume=True)
+    same_weights(whole, run)
+
+
 @pytest.mark.parametrize("objective", ALL, ids=by_name)
 def test_a_run_under_exact_ends_as_under_sync(retrieval, tmp_path, same_weights, objective):
     sync, exact = (

@@ -98,7 +98,10 @@ class Objective:
         return []
 
     def prepare(self, batch: Batch, step: int) -> Batch:
-        """The batch with what is drawn for it: by seed and step, so that a resumed run draws the same."""
+        """The batch with what is drawn for it: by seed and step, so that a resumed run draws the same.
+
+        With `train.accumulate` several batches make a step, and `step` is the number of the batch.
+        """
         return batch
 
     def extras(self, batch: Batch) -> dict[str, Tensor]:

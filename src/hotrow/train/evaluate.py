@@ -124,14 +124,21 @@ class Ranker:
             tier.close()
 
     def pipeline(
-        self, batches: Iterable[Batch], policy: Policy | None = None, phases: Phases | None = None
+        self,
+        batches: Iterable[Batch],
+        policy: Policy | None = None,
+        phases: Phases | None = None,
+        first: int | None = None,
     ) -> Pipeline:
-        """Batches on their way through this run's tables, to be trained on under a policy or only to be scored."""
+        """Batches on their way through this run's tables, to be trained on under a policy or only to be scored.
+
+        What an objective draws for them follows from their numbers, from `first` on; from the next step's if not given.
+        """
         if policy is None:
             ahead = Sync().ahead if isinstance(self.run.policy, Bounded) else self.run.policy.ahead
             return Pipeline(batches, self.embeddings, ahead=ahead, pin=self.device.type == "cuda", phases=phases)
         return open_pipeline(
-            self._prepared(batches),
+            self._prepared(batches, self.embeddings.steps if first is None else first),
             self.embeddings,
             policy,
             ranks=self.ranks,
@@ -140,9 +147,9 @@ class Ranker:
             extras=self.objective.extras,
         )
 
-    def _prepared(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Batches with what the objective draws for them, from the step that comes next on."""
-        return (self.objective.prepare(batch, step) for step, batch in enumerate(batches, start=self.embeddings.steps))
+    def _prepared(self, batches: Iterable[Batch], first: int) -> Iterator[Batch]:
+        """Batches with what the objective draws for them."""
+        return (self.objective.prepare(batch, number) for number, batch in enumerate(batches, start=first))
 
     def train(self, on: bool = True) -> None:
         """Switches dropout, batch statistics and the making of rows on or off."""

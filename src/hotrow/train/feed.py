@@ -141,7 +141,9 @@ class Feed:
 
     def __next__(self) -> Ready:
         if self._pipeline is None:
-            self._pipeline = self.ranker.pipeline(self._order(), self.run.policy, self.phases)
+            joined = self.run.train.accumulate > 1  # then batches have numbers of their own, which a resumed run knows
+            first = self.epoch * self.batches + self.batch if joined else None
+            self._pipeline = self.ranker.pipeline(self._order(), self.run.policy, self.phases, first)
         return next(self._pipeline)
 
     def hold(self, batch: Batch, samples: int) -> None:
