@@ -1,13 +1,15 @@
 """`hotrow bench cache`: rows on a shard, with and without a cache in front of them, over a link of 1 or 10 Gbit/s.
 
 One shard and four workers, each a process on a host of its own (`hosts.py`), dim 128, batch 128 a worker, row-wise
-Adagrad. Before anything counts, over a fast link, every row gets the clock that a run as long as Criteo's log leaves it
-with, and caches the most probable tenth: what such a run leaves on the shard and in a cache. Bytes are those of the
-shard's link, both ways, from the kernel's counters; workers' dense gradients go over other links. The time of the
-exchange is what workers spend in requests to the shard, wherever they do it; with a cache most of it runs ahead of the
-step that needs it. What is written back at the end of a run is told apart. Without a cache the same worker asks the
-shard for every batch's rows and pushes their gradients; both send unique keys only. Hosts share the machine's cores:
-with fewer than five, processes wait for each other, and that counts.
+Adagrad; workers are ranks of a run by `hotrow.Trainer`, which reads a data set and logs. Before anything counts, over a
+fast link, every row gets the clock that a run as long as Criteo's log leaves it with, and caches the most probable
+tenth: what such a run leaves on the shard and in a cache. Bytes are those of the shard's link, both ways, from the
+kernel's counters; workers' dense gradients go over other links. The time of the exchange is what workers spend in
+requests to the shard, wherever they do it; with a cache most of it runs ahead of the step that needs it. What is
+written back at the end of a run is told apart. Without a cache the same run, under `sync`, asks the shard for every
+batch's rows and pushes their gradients, which the shard applies when it has those of all workers: waiting for each
+other is a part of that exchange. Both send unique keys only. Hosts share the machine's cores: with fewer than five,
+processes wait for each other, and that counts.
 
     wide_deep, deepfm, dcnv2   26 tables of a 16th of Criteo's published cardinalities (2.1M rows), keys drawn by
                                Zipf's law fitted to its sample (as in `bench hot`); a cache of 10% of the rows
@@ -30,6 +32,7 @@ import numpy.typing as npt
 
 from hotrow.bench import shard_rate
 from hotrow.bench.cache_worker import Work
+from hotrow.bench.drawn import drawn_log
 from hotrow.bench.hosts import Hosts, hear, shards_on, tell, unavailable
 from hotrow.bench.hot import CARDINALITIES, Draws, keys_of
 from hotrow.bench.report import Report, add, missing, new_report
@@ -57,12 +60,11 @@ IDS = ("cache.bytes_saved", "cache.exchange_1g", "cache.exchange_10g", "cache.vi
 
 
 class Job(NamedTuple):
-    """What is trained on: keys in a file a worker, or a data set."""
+    """What is trained on, and what each worker fills the shard and its cache with before."""
 
     model: dict[str, Any]
-    keys: list[Path]
     fills: list[Path]
-    data: Path | None
+    data: Path
     data_steps: list[dict[str, Any]]
     rows: int
 
@@ -106,8 +108,8 @@ def run(quick: bool = False) -> Report:
 def _measure(report: Report, folder: Path, quick: bool) -> None:
     warm, steps, plain_steps = (20, 60, 8) if quick else (150, 300, 20)
     models = ["wide_deep", "graph"] if quick else [*CTR, "graph"]
-    keys, fills = _draw(folder, warm + steps)
-    jobs = {name: Job(CTR[name], keys, fills, None, [], ROWS) for name in models if name in CTR}
+    data, fills = _draw(folder, warm + steps)
+    jobs = {name: Job(CTR[name], fills, data, [], ROWS) for name in models if name in CTR}
     jobs["graph"] = _graph(folder, quick)
     saved, faster, broken = {}, {}, 0
     rates = {"1g": 1e9} if quick else {"1g": 1e9, "10g": 1e10}
@@ -116,7 +118,7 @@ def _measure(report: Report, folder: Path, quick: bool) -> None:
             if label == "10g" and name != "wide_deep":
                 continue
             plain = _run(job, rate, None, 2, plain_steps, folder)
-            cache = {"capacity": int(job.rows * SHARE), "policy": "lfu", "clock": CLOCK}
+            cache = {"capacity": int(job.rows * SHARE), "policy": "lfu"}
             cached = _run(job, rate, cache, warm, steps, folder)
             broken += cached.violations
             sides: dict[str, Any] = {"ours": _said(cached), "baseline": _said(plain)}
@@ -136,27 +138,32 @@ def _measure(report: Report, folder: Path, quick: bool) -> None:
 def _run(job: Job, rate: float, cache: Mapping[str, Any] | None, warm: int, steps: int, folder: Path) -> Measured:
     with Hosts(WORKERS + 1, link=FILLING) as hosts, shards_on(hosts, [0], folder) as ([shard], key):
         workers, checked = [], []
+        meeting = {"MASTER_ADDR": hosts.address(1), "MASTER_PORT": "29555"}
+        ranks = {**meeting, "WORLD_SIZE": str(WORKERS), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         for rank in range(WORKERS):
             checked.append(folder / f"checked-{rank}.npz")
             work = Work(
-                rank=rank,
-                workers=WORKERS,
                 shard=shard.address,
                 key=str(key),
-                meeting=f"{hosts.address(1)}:29555",
                 batch=BATCH,
-                keys=str(job.keys[rank]) if job.keys else "",
-                data="" if job.data is None else str(job.data),
+                data=str(job.data),
                 data_steps=job.data_steps,
                 model=job.model,
                 dim=DIM,
-                fill=str(job.fills[rank]) if job.fills and cache is not None else "",
+                fill=str(job.fills[rank]) if cache is not None else "",
                 warm=warm,
                 steps=steps,
                 cache=None if cache is None else dict(cache),
+                clock=CLOCK,
                 checked="" if cache is None else str(checked[-1]),
             )
-            env = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+            env = {
+                **ranks,
+                "RANK": str(rank),
+                "GLOO_SOCKET_IFNAME": "eth0",
+                "OMP_NUM_THREADS": "1",
+                "TORCH_CPP_LOG_LEVEL": "ERROR",
+            }
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
             workers.append(hosts.start(rank + 1, work.command(), env, **pipes))
         hear(workers)
@@ -190,18 +197,15 @@ def _said(measured: Measured) -> dict[str, Any]:
     return found
 
 
-def _draw(folder: Path, steps: int) -> tuple[list[Path], list[Path]]:
-    """Keys of all steps, and keys to begin with, each a file a worker."""
-    draws = [Draws(100 + rank, SIZES) for rank in range(WORKERS)]
-    hottest, clocks = draws[0].hottest(int(ROWS * SHARE)), [_clocks(chance) for chance in draws[0].chances()]
-    files, fills = [], []
-    for rank, draw in enumerate(draws):
-        files.append(folder / f"keys-{rank}.npy")
-        np.save(files[-1], draw.keys(steps, BATCH))
-        hot = {f"hot.c{t}": keys_of(numbers) for t, numbers in enumerate(hottest)}
-        rows = {f"c{t}": (keys_of(np.arange(len(of))), of) for t, of in enumerate(clocks)}
-        fills.append(_fill(folder, rank, rows, hot))
-    return files, fills
+def _draw(folder: Path, steps: int) -> tuple[Path, list[Path]]:
+    """Samples for so many steps of all workers, and for each a file of keys to begin with."""
+    draws = Draws(100, SIZES)
+    hottest, clocks = draws.hottest(int(ROWS * SHARE)), [_clocks(chance) for chance in draws.chances()]
+    keys = draws.keys(steps * WORKERS, BATCH)
+    hot = {f"hot.c{t}": keys_of(numbers) for t, numbers in enumerate(hottest)}
+    rows = {f"c{t}": (keys_of(np.arange(len(of))), of) for t, of in enumerate(clocks)}
+    fills = [_fill(folder, rank, rows, hot) for rank in range(WORKERS)]
+    return drawn_log(folder, "drawn", keys.reshape(-1, keys.shape[2])).path, fills
 
 
 def _fill(folder: Path, rank: int, rows: Mapping[str, tuple[Ints, Ints]], hot: Mapping[str, Ints]) -> Path:
@@ -234,4 +238,4 @@ def _graph(folder: Path, quick: bool) -> Job:
     }
     fills = [_fill(folder, rank, rows, {}) for rank in range(WORKERS)]
     count = sum(len(side.keys) for side in graph.sides)
-    return Job(GRAPH, [], fills, data, [{"name": "neighbours", "graph": str(file), "fan_outs": [8, 4]}], count)
+    return Job(GRAPH, fills, data, [{"name": "neighbours", "graph": str(file), "fan_outs": [8, 4]}], count)

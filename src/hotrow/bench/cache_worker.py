@@ -1,64 +1,49 @@
 """One worker of `hotrow bench cache`, a process on a host of its own: `python -m hotrow.bench.cache_worker JSON`.
 
-It trains on batches that lie in a file: rows from the shard, through a cache or not, dense gradients averaged with the
-other workers (Gloo). It says "warm" when the cache has seen enough, waits for a line, makes the steps that count, and
-says what it measured as JSON. What is written back at the end, when it is told to, is counted apart.
+It is a rank of a run by `hotrow.Trainer`: batches are read from a data set, rows come from the shard, through a cache
+or not, dense gradients are averaged with the other workers (Gloo), losses and metrics are logged. It says "warm" when
+the cache has seen enough, waits for a line, makes the steps that count, and says what it measured as JSON. What is
+written back at the end, when it is told to, is counted apart; no checkpoint is made, for rows would cross the link.
 """
 
 from __future__ import annotations
 
-import contextlib
-import datetime
 import itertools
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import torch
-import torch.distributed as dist
-from pydantic import TypeAdapter
-from torch import nn
-from torch.nn import functional as F
 
-from hotrow import _native
-from hotrow.data import DataSet, Reader
-from hotrow.data.batch import Batch
-from hotrow.data.steps import Step, schema_after
-from hotrow.embeddings import Embeddings
-from hotrow.models import Model, ModelInputs, build
-from hotrow.plan import Plan
+from hotrow import Batch, Trainer
+from hotrow.run import Run
 from hotrow.service.remote import RemoteRows
-from hotrow.store.optimizers import RowWiseAdagrad
-from hotrow.table import Feature, Table
+from hotrow.settings import parse
 from hotrow.tiers.cache_check import Checker
-from hotrow.tiers.cached import Cache, CachedTier
+from hotrow.tiers.cached import CachedTier
 from hotrow.tiers.served import ServedTier
-from hotrow.tiers.tier import Tier
-from hotrow.train.dense import DenseAdam, DenseStep
-from hotrow.train.pipeline import Pipeline
-from hotrow.world import World
+from hotrow.train.batches import RunBatches
+from hotrow.train.ranks import together
 
 PASSES, AT_ONCE = 4, 50_000
+PATIENCE_S = 120
+EPOCHS = 1_000
+"""More than are needed: a worker makes so many steps as it is told."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one worker does; the same for all but `rank` and `batches`."""
+    """What one worker does; the same for all but `fill`, `checked` and the rank that its environment says."""
 
-    rank: int
-    workers: int
     shard: str
     key: str
-    meeting: str
-    """Where workers meet, host and port; the first one serves it."""
+    """The trainers' key file; empty where the shard asks for none."""
     batch: int
-    keys: str
-    """A file of keys [steps, batch, tables]; empty: batches are read from `data`."""
     data: str
     data_steps: list[dict[str, Any]]
     model: dict[str, Any]
@@ -70,104 +55,108 @@ class Work:
     """Steps after that, which do not count either."""
     steps: int
     cache: dict[str, Any] | None
+    clock: int
+    """The bound of the cache."""
     checked: str
     """Where the checker's observations go; empty for none."""
 
     def command(self) -> list[str]:
         return [sys.executable, "-m", "hotrow.bench.cache_worker", json.dumps(asdict(self))]
 
+    def settings(self, out: Path) -> dict[str, Any]:
+        """A run file as data: `bounded` with a cache, `sync` without."""
+        cluster: dict[str, Any] = {
+            "shards": [self.shard],
+            "timeout": PATIENCE_S,
+            **({"key": self.key} if self.key else {}),
+        }
+        policy: dict[str, Any] = {"name": "sync"}
+        if self.cache is not None:
+            cluster["cache"], policy = self.cache, {"name": "bounded", "clock": self.clock}
+        return {
+            "data": {"path": self.data, "batch_size": self.batch, "test": "", "steps": self.data_steps},
+            "tables": {"dim": self.dim, "optimizer": {"name": "rowwise_adagrad", "lr": 0.05}},
+            "model": self.model,
+            "optimizer": {"lr": 0.001},
+            "policy": policy,
+            "train": {"threads": 1, "epochs": EPOCHS},
+            "cluster": cluster,
+            "output": {"folder": str(out)},
+        }
 
-class TimedServed(ServedTier):
-    """The served tier, with the seconds that its requests took: a batch's own, or those of a cache in front of it."""
 
-    seconds = 0.0
+class Timed:
+    """Adds up the seconds that a served tier's requests take: a batch's own, or those of a cache in front of it."""
 
-    def fetch(self, *arguments: Any) -> Any:
-        with self._timed():
-            return super().fetch(*arguments)
+    def __init__(self, served: ServedTier) -> None:
+        self.seconds = 0.0
+        for name in ("fetch", "update", "exchange"):
+            setattr(served, name, self._timed(getattr(served, name)))
 
-    def update(self, *arguments: Any) -> None:
-        with self._timed():
-            super().update(*arguments)
+    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any, **named: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return call(*arguments, **named)
+            finally:
+                self.seconds += time.perf_counter() - start
 
-    def exchange(self, *arguments: Any) -> Any:
-        with self._timed():
-            return super().exchange(*arguments)
-
-    @contextlib.contextmanager
-    def _timed(self) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds += time.perf_counter() - start
+        return timed
 
 
 def main(work: Work) -> None:
     """Warms up, waits to be told, and measures."""
-    torch.set_num_threads(1)
-    _native.set_threads(1)
-    torch.manual_seed(0)
-    world = World(work.rank, work.workers)
-    _meet(work)
-    settings = TypeAdapter(Model).validate_python(work.model)
-    features, batches = _drawn(work) if work.keys else _read(work)
-    dim = work.dim + settings.extra_row_values
-    names = list(dict.fromkeys(feature.table for feature in features))
-    tables = [Table(name=name, dim=dim, optimizer=RowWiseAdagrad(lr=0.05)) for name in names]
-    checker = Checker(_bound(work), sample=16) if work.checked else None
-    tier, served = _tier(work, tables, world, checker)
-    embeddings = Embeddings(tables, features, tiers={tier.name: tier}, plan=Plan.all_on(tier.name, tables))
-    model = build(settings, ModelInputs(features, {feature.name: dim for feature in features}, 0))
-    trainer = Trainer(embeddings, model, work.workers)
+    with together("cpu", timeout=PATIENCE_S) as ranks, TemporaryDirectory(prefix="hotrow-bench-") as own:
+        out = Path(ranks.decide(own)) / "run"  # ranks of a run share its folder; all of them are on this machine
+        with Trainer(parse(Run, work.settings(out))) as trainer:
+            train(work, trainer)
+        ranks.decide("")  # nobody takes the folder away before all are done
+
+
+def train(work: Work, trainer: Trainer) -> None:
+    """The steps of a run, its exchange timed and its reads checked."""
+    (tier,) = trainer.embeddings.router.tiers.values()
+    served = tier.backing if isinstance(tier, CachedTier) else tier
+    assert isinstance(served, ServedTier)
+    exchange = Timed(served)
+    checker = Checker(tier.settings.bound, sample=16) if isinstance(tier, CachedTier) and work.checked else None
+    if isinstance(tier, CachedTier):
+        tier.checker = checker
     if work.fill:
-        _fill(embeddings, served, work)
-    with Pipeline(batches, embeddings, ahead=3, told=embeddings.looks_ahead) as pipeline:
-        trainer.steps(pipeline, work.warm)
+        _fill(trainer, served, work)
+    with trainer.pipeline() as pipeline:
+        _steps(trainer, pipeline, work.warm)
         print("warm", flush=True)
         sys.stdin.readline()
-        before, waited = dict(tier.counters()), served.seconds
+        before, waited = dict(tier.counters()), exchange.seconds
         start = time.perf_counter()
-        trainer.steps(pipeline, work.steps)
+        _steps(trainer, pipeline, work.steps)
         seconds = time.perf_counter() - start
-        after = tier.counters()
+        after, waited = tier.counters(), exchange.seconds - waited
     counted = {name: after[name] - before.get(name, 0) for name in after if isinstance(after[name], int)}
-    said = {"exchange_s": served.seconds - waited, "seconds": seconds, "counters": counted}
+    said = {"exchange_s": waited, "seconds": seconds, "counters": counted}
     print(json.dumps({**said, "staleness": after.get("staleness", {})}), flush=True)
     sys.stdin.readline()
     if checker is not None:
         checker.save(Path(work.checked))
-    dist.barrier()
-    tier.close()
-    dist.destroy_process_group()
+    _wait(trainer)
 
 
-class Trainer:
-    """Forward, backward, an average of dense gradients, both updates."""
-
-    def __init__(self, embeddings: Embeddings, model: nn.Module, workers: int) -> None:
-        self._embeddings, self._model, self._workers = embeddings, model, workers
-        self._dense = DenseStep(model, DenseAdam(lr=0.001))
-
-    def steps(self, pipeline: Pipeline, count: int) -> None:
-        """So many steps; all workers end together."""
-        for fetched in itertools.islice(pipeline, count):
-            labels = fetched.batch.labels
-            assert labels is not None
-            logits = self._model(self._embeddings.embed(fetched.lookup), None)
-            F.binary_cross_entropy_with_logits(logits, labels).backward()  # type: ignore[no-untyped-call]
-            for parameter in self._model.parameters():
-                if parameter.grad is not None:
-                    dist.all_reduce(parameter.grad)
-                    parameter.grad /= self._workers
-            self._dense.step()
-            pipeline.update()
-        dist.barrier()
+def _steps(trainer: Trainer, pipeline: RunBatches, count: int) -> None:
+    """So many steps; all workers end together."""
+    for ready in itertools.islice(pipeline, count):
+        trainer.step(ready)
+    _wait(trainer)
 
 
-def _fill(embeddings: Embeddings, served: ServedTier, work: Work) -> None:
+def _wait(trainer: Trainer) -> None:
+    trainer.ranks.sums(0.0)
+
+
+def _fill(trainer: Trainer, served: ServedTier, work: Work) -> None:
     """Gives the shard rows with clocks, and uses those that a long run leaves in a cache a few times."""
-    draw = np.random.default_rng(work.rank)
+    embeddings = trainer.embeddings
+    draw = np.random.default_rng(trainer.ranks.world.rank)
     with np.load(work.fill, allow_pickle=False) as stored:
         for number, table in enumerate(embeddings.tables.values()):
             if f"all.{table.name}" not in stored:
@@ -182,61 +171,14 @@ def _fill(embeddings: Embeddings, served: ServedTier, work: Work) -> None:
                 "last": np.zeros(len(keys), np.uint32),
             }
             RemoteRows(served.client, table, number).import_(columns)
-        dist.barrier()
+        _wait(trainer)
         keys = {table: stored[f"hot.{table}"] for table in embeddings.tables if f"hot.{table}" in stored}
         pieces = -(-sum(map(len, keys.values())) // AT_ONCE)
         for piece in list(range(pieces)) * PASSES:
             batch = Batch.plain({name: [some[piece::pieces].tolist()] for name, some in keys.items()})
             (1e-3 * embeddings(batch).vectors().sum()).backward()
             embeddings.step()
-    dist.barrier()
-
-
-def _drawn(work: Work) -> tuple[list[Feature], Iterator[Batch]]:
-    keys = np.load(work.keys, mmap_mode="r")
-    features = [Feature(name=f"c{t}") for t in range(keys.shape[2])]
-    draw = np.random.default_rng(work.rank)
-
-    def batches() -> Iterator[Batch]:
-        for drawn in keys:
-            labels = torch.from_numpy((draw.random(len(drawn)) < 0.25).astype(np.float32))
-            columns = {f.name: torch.from_numpy(drawn[:, t].copy()) for t, f in enumerate(features)}
-            yield Batch.plain(columns, labels=labels)
-
-    return features, batches()
-
-
-def _read(work: Work) -> tuple[list[Feature], Iterator[Batch]]:
-    data = DataSet.open(work.data)
-    steps = TypeAdapter(tuple[Step, ...]).validate_python(work.data_steps)
-    reader = Reader(data, "train", work.batch, rank=work.rank, world=work.workers, drop_last=True, steps=steps)
-
-    def batches() -> Iterator[Batch]:
-        for epoch in itertools.count():
-            reader.seek(epoch, 0)
-            yield from reader
-
-    return schema_after(steps, data.schema).feature_settings(), batches()
-
-
-def _bound(work: Work) -> int | None:
-    return None if work.cache is None else Cache(**work.cache).bound
-
-
-def _tier(work: Work, tables: list[Table], world: World, checker: Checker | None) -> tuple[Tier, TimedServed]:
-    served = TimedServed([work.shard], tables, world=world, combine=False, key=work.key, timeout=120)
-    if work.cache is None:
-        return served, served
-    return CachedTier(served, Cache(**work.cache), world=world, checker=checker), served
-
-
-def _meet(work: Work) -> None:
-    host, _, port = work.meeting.rpartition(":")
-    patience = datetime.timedelta(seconds=120)
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        host, int(port), work.workers, is_master=work.rank == 0, timeout=patience
-    )
-    dist.init_process_group("gloo", store=store, rank=work.rank, world_size=work.workers, timeout=patience)
+    _wait(trainer)
 
 
 if __name__ == "__main__":

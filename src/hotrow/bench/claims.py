@@ -140,12 +140,14 @@ CLAIMS = (
 )
 
 PRODUCT, PART = "product", "part"
+CACHE_RUNS = ("cache.bytes_saved", "cache.exchange", "cache.violations")
 HYBRID_RUNS = ("hybrid.vs_sync", "hybrid.exact_vs_sync", "hybrid.flat")
-PRODUCT_FIGURES = ("train.", "dedup.storage", "dedup.train", "hot.auc", "hybrid.auc", *HYBRID_RUNS)
+PRODUCT_FIGURES = ("train.", "dedup.storage", "dedup.train", "hot.auc", "hybrid.auc", *CACHE_RUNS, *HYBRID_RUNS)
 """Figures of what users run: `prepare`, or `train` with a run file. All others are of a part."""
 
 PARTS = {
-    "cache": "Workers have a training loop of their own around the cache, with batches from a file in memory.",
+    "cache": "Workers are ranks of a run of the Trainer, with rows on a shard that is filled before as a long run leaves "
+    "it (product). Pulls and pushes of a shard alone are a part.",
     "cache_auc": "A crew of workers in one process, with a training loop of its own.",
     "dedup": "Storage is what `prepare` writes and training is `hotrow train` on a CPU (product). Reading is `Reader` "
     "alone, and the largest batch that of one step. `hotrow train` on a GPU gains nothing from deduplication yet.",

@@ -120,7 +120,8 @@ class Backing(Protocol):
 class CachedTier(Tier):
     """Copies of the rows of `backing`, whose seed is `seed`; `world` says how many workers share them.
 
-    A worker's gradient is divided by the number of workers, as everywhere. `checker` watches the clocks of reads.
+    A worker's gradient is divided by the number of workers, as everywhere. `checker` watches the clocks of reads, from
+    when it is there.
     """
 
     name = "cached"
@@ -142,7 +143,7 @@ class CachedTier(Tier):
         copies = [table.model_copy(update={"admission": None, "eviction": None}) for table in tables]
         self._copies = {table.name: RowStore(table, seed) for table in copies}
         self.cache = self._open()
-        self._checker = checker
+        self.checker = checker
         self._ahead: dict[int, tuple[Sequence[Part], _native.Trip]] = {}  # by step
         self._lock = threading.Lock()  # of the exchange: one at a time
         self._step = 0
@@ -202,9 +203,9 @@ class CachedTier(Tier):
     def fetch(self, parts: Sequence[Part], rows: Floats, step: int) -> Any:
         trip = self._held(parts, step)
         self._read_copies(parts, rows, step)
-        if self._checker is not None:
+        if self.checker is not None:
             for part in parts:
-                self._checker.read(self.world.rank, part.table, step, part.keys, self._clocks(part))
+                self.checker.read(self.world.rank, part.table, step, part.keys, self._clocks(part))
         return trip
 
     def read(self, parts: Sequence[Part], rows: Floats, step: int) -> None:
@@ -225,9 +226,9 @@ class CachedTier(Tier):
         else:
             flat = grads.flat if self.world.size == 1 else grads.flat / np.float32(self.world.size)
             update(stores, keys, positions, flat, [part.start for part in parts], rates, None)
-        if self._checker is not None:
+        if self.checker is not None:
             for part in parts:
-                self._checker.updated(self.world.rank, part.table, part.keys, self._clocks(part))
+                self.checker.updated(self.world.rank, part.table, part.keys, self._clocks(part))
         trip.release()
 
     def flush(self) -> None:
