@@ -146,8 +146,8 @@ PRODUCT_FIGURES = ("train.", "dedup.storage", "dedup.train", "hot.auc", "hybrid.
 """Figures of what users run: `prepare`, or `train` with a run file. All others are of a part."""
 
 PARTS = {
-    "cache": "Workers are ranks of a run of the Trainer, with rows on a shard that is filled before as a long run leaves "
-    "it (product). Pulls and pushes of a shard alone are a part.",
+    "cache": "Workers are ranks of a run of the Trainer, with rows on a shard that is filled before as a long run "
+    "leaves it (product). Pulls and pushes of a shard alone are a part.",
     "cache_auc": "A crew of workers in one process, with a training loop of its own.",
     "dedup": "Storage is what `prepare` writes and training is `hotrow train` on a CPU (product). Reading is `Reader` "
     "alone, and the largest batch that of one step. `hotrow train` on a GPU gains nothing from deduplication yet.",
