@@ -30,7 +30,7 @@ from hotrow.data.neighbours import Neighbours
 from hotrow.data.steps import Step
 from hotrow.errors import SettingsError, nearest
 from hotrow.models import Model, OwnModel
-from hotrow.objectives import BinarySettings, Objective, ObjectiveSettings, OwnObjective
+from hotrow.objectives import BinarySettings, Metric, Objective, ObjectiveSettings, OwnMetric, OwnObjective
 from hotrow.own import OwnClass
 from hotrow.policy import Policy, Sync
 from hotrow.settings import Settings, parse
@@ -263,6 +263,16 @@ class Train(Settings):
         return self
 
 
+class Evaluate(Settings):
+    """What evaluations measure besides the objective's metrics of all samples."""
+
+    slices: tuple[str, ...] = Field(
+        (), description="features with one key a sample, or the user: metrics for each of their values too"
+    )
+    values: int = Field(10, ge=1, description="so many values of each, the most frequent; all others are one more")
+    metrics: tuple[OwnMetric, ...] = Field((), description="metrics of your own: [[evaluate.metrics]]")
+
+
 class Output(Settings):
     """Where the run writes."""
 
@@ -283,6 +293,7 @@ class Run(Settings):
     optimizer: DenseOptimizer = DenseAdam()
     policy: Policy = Sync()
     train: Train = Train()
+    evaluate: Evaluate = Evaluate()
     plan: PlanSection | None = None
     cluster: Cluster = Cluster()
     output: Output
@@ -304,7 +315,9 @@ class Run(Settings):
 
     def trusted(self, folder: Path | None = None) -> Run:
         """The same, whose own classes may be imported; from `folder`, where they do not say another."""
-        own = {name: value.trusted(folder) for name, value in self._own()}
+        own: dict[str, Any] = {name: value.trusted(folder) for name, value in self._own()}
+        metrics = tuple(metric.trusted(folder) for metric in self.evaluate.metrics)
+        own["evaluate"] = self.evaluate.model_copy(update={"metrics": metrics})
         return self.model_copy(update=own)
 
     def with_classes(
@@ -312,8 +325,9 @@ class Run(Settings):
         model: type[nn.Module] | None = None,
         objective: type[Objective] | None = None,
         optimizer: type[torch.optim.Optimizer] | None = None,
+        metrics: Sequence[type[Metric]] = (),
     ) -> Run:
-        """The same with classes that the caller has at hand."""
+        """The same with classes that the caller has at hand; metrics come behind those that the run names."""
         found: dict[str, Any] = {}
         if model is not None:
             found["model"] = _own_of(OwnModel, self.model).given(model)
@@ -321,6 +335,9 @@ class Run(Settings):
             found["objective"] = _own_of(OwnObjective, self.objective).given(objective)
         if optimizer is not None:
             found["optimizer"] = _own_of(OwnOptimizer, self.optimizer).given(optimizer)
+        if metrics:
+            given = (*self.evaluate.metrics, *(OwnMetric().given(metric) for metric in metrics))
+            found["evaluate"] = self.evaluate.model_copy(update={"metrics": given})
         return self.model_copy(update=found)
 
     def _own(self) -> Iterator[tuple[str, OwnClass]]:

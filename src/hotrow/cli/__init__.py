@@ -178,6 +178,10 @@ def evaluate(
     split: Annotated[
         str | None, typer.Option("--split", help="The split to score; the run's test split if not given.")
     ] = None,
+    slices: Annotated[
+        list[str] | None,
+        typer.Option("--slice", metavar="COLUMN", help="Metrics for each value of a column too; may stand twice."),
+    ] = None,
     trust_model: TrustModel = False,
     as_json: AsJson = False,
 ) -> None:
@@ -191,7 +195,9 @@ def evaluate(
     from hotrow.train.evaluate import evaluate_path
     from hotrow.train.progress import watching
 
-    checkpoint, name, metrics = evaluate_path(path, split, data, watching(), trust_model=trust_model)
+    checkpoint, name, metrics = evaluate_path(
+        path, split, data, watching(), slices=slices or (), trust_model=trust_model
+    )
     finite = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
     _give({"checkpoint": str(checkpoint), "split": name, "metrics": finite}, as_json, show.evaluated)
 

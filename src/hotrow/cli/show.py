@@ -13,19 +13,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from hotrow.metric_names import by_slice, metric_names, words
 from hotrow.train.progress import duration
 
 if TYPE_CHECKING:
     from hotrow.train.state import Result
 
 _WHOLE_LINES = 4096  # columns, where nobody reads them on a screen
-_METRICS = {
-    "auc": "AUC",
-    "user_auc": "AUC within users",
-    "log_loss": "log loss",
-    "normalized_entropy": "normalized entropy",
-    "calibration": "calibration",
-}
 
 
 def made(data: Mapping[str, Any]) -> None:
@@ -84,12 +78,14 @@ def trained(data: Mapping[str, Any]) -> None:
         rows.append(("best at step", f"{data['best_step']:,}" + (", as are metrics and checkpoint" if is_it else "")))
     rows += [("run folder", str(data["folder"])), ("checkpoint", str(data["checkpoint"]))]
     _pairs("", rows)
+    _slices(data["metrics"])
 
 
 def evaluated(data: Mapping[str, Any]) -> None:
     """Metrics of a split."""
     rows = [("checkpoint", data["checkpoint"]), ("split", data["split"]), *_metrics(data["metrics"])]
     _pairs("", rows)
+    _slices(data["metrics"])
 
 
 def inspected(data: Mapping[str, Any]) -> None:
@@ -174,12 +170,12 @@ def _run(data: Mapping[str, Any]) -> None:
     if data["checkpoint"]:
         rows.append(("stands for", data["checkpoint"]))
     _pairs("Run", rows)
-    names = [name for name in _METRICS if any(e.get(name) is not None for e in data["evaluations"])]
+    names = metric_names(data["evaluations"])
     evaluations = [
         (f"{e.get('best_step', e['step']):,}", e["split"], *(_number(e.get(name)) for name in names))
         for e in data["evaluations"]
     ]
-    _table("", ("step", "split", *(_METRICS[name] for name in names)), evaluations)
+    _table("", ("step", "split", *(words(name) for name in names)), evaluations)
     _table("", ("checkpoint", "size"), [(c["path"], size(c["bytes"])) for c in data["checkpoints"]])
     _tables(data["tables"])
 
@@ -193,7 +189,18 @@ def _tables(tables: Mapping[str, Mapping[str, Any]], count: str = "rows") -> Non
 
 
 def _metrics(metrics: Mapping[str, float | None]) -> list[tuple[str, str]]:
-    return [(words, _number(metrics[name])) for name, words in _METRICS.items() if metrics.get(name) is not None]
+    return [(words(name), _number(metrics[name])) for name in metric_names([metrics])]
+
+
+def _slices(metrics: Mapping[str, float | None]) -> None:
+    """A table of the metrics of slices, where there are some."""
+    found = by_slice(metrics)
+    if not found:
+        return
+    names = ["samples", *metric_names(found.values())]
+    _console().print()
+    rows = [(name, *(_fact(of.get(metric, "")) for metric in names)) for name, of in found.items()]
+    _table("", ("slice", *(words(name) for name in names)), rows)
 
 
 def _number(value: float | None) -> str:

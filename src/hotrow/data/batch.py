@@ -242,6 +242,13 @@ class Batch:
             )
         return bags.values if group.inverse is None else bags.values[group.inverse]
 
+    def take(self, samples: Tensor) -> Batch:
+        """Some of the samples, by their places, in this order. What they are made of is kept, not copied."""
+        inverses = (samples if group.inverse is None else group.inverse[samples] for group in self.groups)
+        groups = tuple(replace(group, inverse=of) for group, of in zip(self.groups, inverses, strict=True))
+        rest = (self.dense, self.labels, self.weights, self.users)
+        return Batch(groups, *(None if tensor is None else tensor[samples] for tensor in rest))
+
     def expand(self) -> Batch:
         """The same samples with nothing deduplicated."""
         return replace(self, groups=tuple(g.expand() for g in self.groups))

@@ -7,20 +7,23 @@ from pydantic import Discriminator, Tag
 from hotrow.objectives.binary import Binary, BinarySettings
 from hotrow.objectives.catalogue import Catalogue
 from hotrow.objectives.in_batch import InBatchSoftmax, InBatchSoftmaxSettings
+from hotrow.objectives.metric import Metric, OwnMetric
 from hotrow.objectives.multi_task import MultiTask, MultiTaskSettings
 from hotrow.objectives.next_item import NextItem, NextItemSettings
-from hotrow.objectives.objective import Metrics, Objective, ObjectiveInputs, OwnObjective, one_output
+from hotrow.objectives.objective import Better, Metrics, Objective, ObjectiveInputs, OwnObjective, one_output
 from hotrow.objectives.regression import Regression, RegressionSettings
 from hotrow.objectives.retrieval import Retrieval
 from hotrow.objectives.sampled import SampledSoftmax, SampledSoftmaxSettings
 from hotrow.own import TAG, tag_of
 
 __all__ = [
+    "Better",
     "Binary",
     "BinarySettings",
     "Catalogue",
     "InBatchSoftmax",
     "InBatchSoftmaxSettings",
+    "Metric",
     "Metrics",
     "MultiTask",
     "MultiTaskSettings",
@@ -29,6 +32,7 @@ __all__ = [
     "Objective",
     "ObjectiveInputs",
     "ObjectiveSettings",
+    "OwnMetric",
     "OwnObjective",
     "Regression",
     "RegressionSettings",

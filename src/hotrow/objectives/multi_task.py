@@ -24,10 +24,10 @@ from hotrow.errors import SettingsError
 from hotrow.models.model import RankingModel
 from hotrow.objectives.binary import BinarySettings
 from hotrow.objectives.inputs import Inputs
-from hotrow.objectives.objective import BuiltIn, Metrics, Objective, ObjectiveInputs
+from hotrow.objectives.objective import Better, BuiltIn, Metrics, Objective, ObjectiveInputs
 from hotrow.objectives.regression import Distance, RegressionSettings
 
-_MEANS: Mapping[str, Literal["larger", "smaller"]] = {"auc": "larger", "log_loss": "smaller", "rmse": "smaller"}
+_MEANS: Mapping[str, Better] = {"auc": "larger", "log_loss": "smaller", "rmse": "smaller"}
 """What is averaged over tasks, and which is better."""
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from hotrow import __version__
 from hotrow.data import DataSet
 from hotrow.errors import HotrowError
+from hotrow.metric_names import metric_names, words
 from hotrow.report import rows, tiers, training
 from hotrow.report.page import Page
 from hotrow.report.runs import RunData, read_runs
@@ -72,7 +73,7 @@ def _told(runs: Sequence[RunData]) -> str:
     """What is worth interrupting a listener for: evaluations."""
     last = [(r, r.lines["evaluate"][-1]) for r in runs if r.lines.get("evaluate")]
     return "; ".join(
-        f"{r.name} evaluated at step {line['step']:,}: AUC {line['auc']:.4f}"
+        f"{r.name} evaluated at step {line['step']:,}: {words(names[0])} {line[names[0]]:.4f}"
         for r, line in last
-        if isinstance(line.get("auc"), float)
+        if (names := metric_names([line]))
     )

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 
+from hotrow.metric_names import by_slice, metric_names, words
 from hotrow.report.runs import RunData
 from hotrow.report.section import Plot, Section, Series, Table, bar_plot, line_plot
 from hotrow.sizes import size_text
 from hotrow.train.phases import BESIDE, IN_TURN
 from hotrow.train.progress import duration
 
-METRICS = {
-    "auc": "AUC",
-    "user_auc": "AUC within users",
-    "log_loss": "log loss",
-    "normalized_entropy": "normalized entropy",
-    "calibration": "calibration",
-}
 _SAMPLES = "samples trained on"
 _WORDS = {
     "wait": "wait for a batch",
@@ -36,7 +31,7 @@ _WORDS = {
 
 def overview(runs: Sequence[RunData]) -> Section:
     """What the runs are and how far they came."""
-    metrics = [name for name in METRICS if any(r.of("evaluate", name) for r in runs)]
+    metrics = metric_names(line for r in runs for line in r.lines.get("evaluate", []))
     rows = []
     for r in runs:
         last, evaluations = r.last, r.lines.get("evaluate", [])
@@ -56,7 +51,7 @@ def overview(runs: Sequence[RunData]) -> Section:
             )
         )
     heads = ("run", "model", "data set", "batch", "policy", "steps", "samples", "time", "samples a second")
-    return Section("runs", "Runs", table=Table((*heads, *(METRICS[m] for m in metrics)), rows))
+    return Section("runs", "Runs", table=Table((*heads, *(words(name) for name in metrics)), rows))
 
 
 def progress(runs: Sequence[RunData]) -> Section:
@@ -72,24 +67,27 @@ def progress(runs: Sequence[RunData]) -> Section:
 def quality(runs: Sequence[RunData], best: float | None = None) -> Section:
     """Evaluations; `best` is the AUC that nobody can pass, where the data set knows it."""
     plots = []
-    for name, words in METRICS.items():
+    names = metric_names(line for r in runs for line in r.lines.get("evaluate", []))
+    for name in names:
         found = _by_split(runs, name)
         if not found:
             continue
         if name == "auc" and best is not None:
             reach = max(max(s.x) for s in found)
             found.append(Series("best reachable", [0.0, reach], [best, best]))
-        plots.append(line_plot(f"quality-{name}", words, found, x=_SAMPLES, y=words))
-    by_time = _by_split(runs, "auc", over="seconds")
+        plots.append(line_plot(f"quality-{_id(name)}", words(name), found, x=_SAMPLES, y=words(name)))
+    by_time = _by_split(runs, names[0], over="seconds") if names else []
     if len(runs) > 1 and len(by_time) > 1:
-        plots.append(line_plot("auc-by-time", "AUC by training time", by_time, x="seconds of training", y="AUC"))
+        first, title = words(names[0]), f"{words(names[0])} by training time"
+        plots.append(line_plot(f"{_id(names[0])}-by-time", title, by_time, x="seconds of training", y=first))
     if not plots:
         missing = "No evaluation yet: data.validation names the split, train.evaluate_every how often."
         return Section("quality", "Quality", missing=missing)
     splits = " and ".join(dict.fromkeys(split for r in runs for split in r.splits if split)) or "test"
-    lines = [f"On {splits}. Log loss and normalized entropy are better when lower, calibration when near 1."]
+    lower = "Log loss, normalized entropy, RMSE and MAE are better when lower, calibration when near 1."
+    lines = [f"On {splits}. {lower}"]
     lines += [said for r in runs if (said := _best(r))]
-    return Section("quality", "Quality", lines, plots)
+    return Section("quality", "Quality", lines, plots, _slices(runs))
 
 
 def throughput(runs: Sequence[RunData]) -> Section:
@@ -223,6 +221,23 @@ def _best(run: RunData) -> str:
     )
 
 
+def _slices(runs: Sequence[RunData]) -> Table | None:
+    """The metrics of slices in each run's last evaluation."""
+    found = [(r.name, part, of) for r in runs for part, of in by_slice((r.lines.get("evaluate") or [{}])[-1]).items()]
+    if not found:
+        return None
+    names = metric_names(of for _, _, of in found)
+    rows = [(run, part, *(_metric([of], name) for name in ("samples", *names))) for run, part, of in found]
+    return Table(("run", "slice", *(words(name) for name in ("samples", *names))), rows)
+
+
+def _id(name: str) -> str:
+    """A metric's name as part of an id."""
+    return re.sub(r"[^\w-]", "-", name)
+
+
 def _metric(evaluations: Sequence[dict[str, object]], name: str) -> str:
     value = evaluations[-1].get(name) if evaluations else None
-    return f"{value:.4f}" if isinstance(value, float) else ""
+    if not isinstance(value, float):
+        return ""
+    return f"{value:,.0f}" if name == "samples" else f"{value:.4f}"

@@ -210,4 +210,4 @@ class RunBatches:
         t.evaluate(split)
         for hook in t.hooks:
             t.asked = t.asked | (hook.evaluated(t, split, dict(t.state.metrics)) or Flags())
-        return stopping is not None and judged(t.state, stopping, split, t.objective)
+        return stopping is not None and judged(t.state, t.run, split, t.objective)

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from hotrow.data.dataset import DataSet
 from hotrow.errors import HotrowError, SettingsError, nearest
-from hotrow.objectives import Objective
-from hotrow.run import Data, EarlyStopping, Run
+from hotrow.metric_names import metric_names
+from hotrow.objectives import Better, Objective
+from hotrow.run import Data, Run
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.evaluate import Ranker, evaluate
 from hotrow.train.progress import Progress
@@ -35,7 +36,7 @@ def watched(run: Run, data: DataSet) -> str:
 def check_splits(run: Run, data: DataSet, objective: Objective) -> list[str]:
     """Refuses a run that has nothing to go by; sentences about what it goes by."""
     if run.train.early_stopping is not None:
-        metric_of(run.train.early_stopping, objective)
+        metric_of(run, objective)
     if run.data.test and not data.samples(run.data.test):
         raise HotrowError(
             f'The split "{run.data.test}" of {run.data.path} has no samples to evaluate on; '
@@ -48,8 +49,6 @@ def check_splits(run: Run, data: DataSet, objective: Objective) -> list[str]:
             f"nothing to evaluate on. Prepare the log with --validation 0.1, or set data.test."
         )
     hot_cold = run.plan is not None and run.plan.mode == "hot_cold"
-    if hot_cold:
-        loss_metric(objective)
     if not split and hot_cold:
         raise SettingsError(
             f"plan.mode: hot_cold is steered by the loss on a split that is not trained on, and {run.data.path} has "
@@ -63,15 +62,18 @@ def check_splits(run: Run, data: DataSet, objective: Objective) -> list[str]:
     return []
 
 
-def metric_of(stopping: EarlyStopping, objective: Objective) -> str:
-    """What early stopping goes by; refuses a metric that the objective does not give."""
-    name = stopping.metric or next(iter(objective.watched), "")
-    if name not in objective.watched:
+def metric_of(run: Run, objective: Objective) -> tuple[str, Better]:
+    """What early stopping goes by, and which is better; refuses a metric that is not there."""
+    known = dict(objective.watched)
+    for own in run.evaluate.metrics:
+        known |= own.watched
+    asked = run.train.early_stopping
+    name = (asked.metric if asked is not None else "") or next(iter(known), "")
+    if name not in known:
         raise SettingsError(
-            f'train.early_stopping.metric: "{name}" is no metric that this objective can stop by.'
-            f"{nearest(name, objective.watched)}"
+            f'train.early_stopping.metric: "{name}" is no metric that this objective can stop by.{nearest(name, known)}'
         )
-    return name
+    return name, known[name]
 
 
 def loss_metric(objective: Objective) -> str:
@@ -85,16 +87,17 @@ def loss_metric(objective: Objective) -> str:
     return found[0]
 
 
-def judged(state: State, stopping: EarlyStopping, split: str, objective: Objective) -> bool:
+def judged(state: State, run: Run, split: str, objective: Objective) -> bool:
     """Takes the last evaluation into account; whether it was the best so far."""
-    name = metric_of(stopping, objective)
+    assert run.train.early_stopping is not None
+    name, better = metric_of(run, objective)
     if name not in state.metrics:
         raise HotrowError(
             f'Early stopping watches "{name}", which split "{split}" does not '
             f"give: it needs both labels, and users for user_auc."
         )
     value = state.metrics[name]
-    if stopping.better(value, state.best, objective.watched[name]):
+    if run.train.early_stopping.better(value, state.best, better):
         state.best, state.best_step, state.waited = value, state.step, 0
         state.best_metrics = state.metrics
         return True
@@ -128,4 +131,4 @@ def finite(metrics: dict[str, float]) -> dict[str, float]:
 def in_words(metrics: dict[str, float]) -> str:
     """ "AUC 0.7123, log loss 0.4321, ..." """
     names = {"auc": "AUC", "user_auc": "user AUC"}
-    return ", ".join(f"{names.get(k, k.replace('_', ' '))} {v:.4f}" for k, v in metrics.items() if k != "samples")
+    return ", ".join(f"{names.get(k, k.replace('_', ' '))} {metrics[k]:.4f}" for k in metric_names([metrics]))

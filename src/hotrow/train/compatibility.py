@@ -27,14 +27,15 @@ from hotrow.data.steps import schema_after
 from hotrow.errors import DataError, SettingsError
 from hotrow.models import ModelInputs, OwnModel, build
 from hotrow.objectives import Objective, ObjectiveInputs, Retrieval
+from hotrow.objectives.slices import check_slices
 from hotrow.plan import Plan
 from hotrow.plan.topology import Topology
 from hotrow.policy import Bounded, Exact, Hybrid, Sync
-from hotrow.run import Data, PlanSection, Run, Train
+from hotrow.run import Data, Evaluate, PlanSection, Run, Train
 from hotrow.service.curve import KeyFile
 from hotrow.settings import Settings, parse
 from hotrow.tiers.cached import Cache
-from hotrow.train.best import metric_of
+from hotrow.train.best import loss_metric, metric_of
 from hotrow.train.dense import check_optimizer
 
 
@@ -397,6 +398,15 @@ def _evaluated(asked: _Asked) -> Iterator[Problem]:
         )
 
 
+def _sliced(asked: _Asked) -> Iterator[Problem]:
+    evaluate = asked.run.evaluate
+    if evaluate.values != _default(Evaluate, "values") and not evaluate.slices:
+        yield Problem("evaluate.values", "there are no slices that have values. Set evaluate.slices, or take it away.")
+    for metric in evaluate.metrics:
+        if metric.unknown:
+            yield Problem("evaluate.metrics", metric.unknown)
+
+
 def _tabled(asked: _Asked) -> Iterator[Problem]:
     tables = asked.run.tables
     for name in tables.named:
@@ -429,7 +439,10 @@ def _of_schema(run: Run, schema: Schema) -> list[Problem]:
         features = run.features_of(after.feature_settings())
         objective = run.objective.build(ObjectiveInputs.of(features, after, run.train.seed))
         if run.train.early_stopping is not None:
-            metric_of(run.train.early_stopping, objective)
+            metric_of(run, objective)
+        check_slices(run.evaluate.slices, after)
+        for metric in run.evaluate.metrics:
+            metric.build(objective.inputs)
         tables = run.tables_of(feature.table for feature in [*features, *objective.features()])
         if run.train.device == "cuda" and (wrong := too_wide(tables)):
             return [Problem("train.device", wrong)]
@@ -447,8 +460,11 @@ def _of_schema(run: Run, schema: Schema) -> list[Problem]:
 
 def _of_objective(run: Run, objective: Objective) -> Iterator[Problem]:
     """What of the run an objective has no use for."""
-    if run.plan is not None and run.plan.mode == "hot_cold" and "log_loss" not in objective.watched:
-        yield Problem("plan.mode", 'hot_cold is steered by log_loss, which this objective does not give. Set "split".')
+    if run.plan is not None and run.plan.mode == "hot_cold":
+        try:
+            loss_metric(objective)
+        except SettingsError as error:
+            yield Problem("", str(error))
     if run.train.compile and isinstance(objective, Retrieval):
         yield Problem(
             "train.compile",
@@ -512,6 +528,7 @@ _LOOKS = (
     _followed,
     _evaluated,
     _accumulated,
+    _sliced,
     _tabled,
     _seeded,
     _classed,

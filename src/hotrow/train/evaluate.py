@@ -28,6 +28,8 @@ from hotrow.errors import CheckpointError, DataError, NotFiniteError, SettingsEr
 from hotrow.models import ModelInputs, build
 from hotrow.objectives import Catalogue, Objective, ObjectiveInputs
 from hotrow.objectives.inputs import Inputs
+from hotrow.objectives.measures import Measures, Together, on_host
+from hotrow.objectives.slices import Slice, check_slices, most_frequent
 from hotrow.policy import Bounded, Policy, Sync
 from hotrow.run import Run
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
@@ -83,6 +85,8 @@ class Ranker:
         )
         self.model = build(run.model, given).to(self.device)
         self.objective.check(self.model)
+        check_slices(run.evaluate.slices, schema)
+        self._slices: dict[str, list[Slice]] = {}
         self.dense = DenseForward(
             self.model,
             self.device,
@@ -151,6 +155,20 @@ class Ranker:
         """Batches with what the objective draws for them."""
         return (self.objective.prepare(batch, number) for number, batch in enumerate(batches, start=first))
 
+    def measures(self, split: str) -> Measures:
+        """What is measured on a split, of no sample yet."""
+        asked = self.run.evaluate
+        if asked.slices and split not in self._slices:
+            reader = Reader(
+                self.data, split, 1 << 16, shuffle=False, seed=self.run.data.seed, steps=self.run.data.steps
+            )
+            self._slices[split] = most_frequent(asked.slices, reader, asked.values)
+
+        def made() -> Together:
+            return Together(self.objective, [metric.build(self.objective.inputs) for metric in asked.metrics])
+
+        return Measures(made, self._slices.get(split, ()))
+
     def train(self, on: bool = True) -> None:
         """Switches dropout, batch statistics and the making of rows on or off."""
         self.model.train(on)
@@ -192,7 +210,7 @@ def evaluate(
     The ranker is in training mode again afterwards if it was before.
     """
     progress = progress or Progress()
-    metrics = ranker.objective.metrics()
+    metrics = ranker.measures(split)
     reader = ranker.whole_reader(split)
     step = reader.batch_size * reader.world
     batches = len(reader) if samples is None else min(len(reader), -(-samples // step))
@@ -207,7 +225,7 @@ def evaluate(
                 outputs = ranker.score(fetched)[0]
                 outputs = outputs if ranker.objective.measures_on_device else on_host(outputs)
                 unusable += not_finite(outputs)
-                ranker.objective.measure(metrics, outputs, batch)
+                metrics.update(outputs, batch)
                 progress.step(done, len(batch), None)
     finally:
         progress.stop()
@@ -218,7 +236,7 @@ def evaluate(
             f'For {unusable:,} samples of the split "{split}" the model\'s answer is no finite number: weights or '
             f"rows are not, because training did not converge, or dense values are too large. {REMEDY}"
         )
-    return ranker.ranks.merged(metrics, ranker.objective.metrics)
+    return ranker.ranks.merged(metrics, lambda: ranker.measures(split))
 
 
 def evaluate_path(
@@ -227,13 +245,19 @@ def evaluate_path(
     data: Path | None = None,
     progress: Progress | None = None,
     *,
+    slices: Sequence[str] = (),
     trust_model: bool = False,
 ) -> tuple[Path, str, dict[str, float]]:
-    """Evaluates a checkpoint, or the one that a run folder stands for: the checkpoint, the split and its metrics."""
+    """Evaluates a checkpoint, or the one that a run folder stands for: the checkpoint, the split and its metrics.
+
+    With `slices` by these columns, in place of those of the run.
+    """
     folder, checkpoint = _find(path)
     run = folder.run().trusted() if trust_model else folder.run()
     if data is not None:
         run = run.model_copy(update={"data": run.data.model_copy(update={"path": data.resolve()})})
+    if slices:
+        run = run.model_copy(update={"evaluate": run.evaluate.model_copy(update={"slices": tuple(slices)})})
     check_same(DataSet.open(run.data.path).schema, folder.schema(run), str(run.data.path))
     split = split or run.data.test or run.data.train
     with host(run):
@@ -241,11 +265,6 @@ def evaluate_path(
         with contextlib.closing(ranker):
             ranker.restore(checkpoint, checkpoint.arrays())
             return checkpoint.folder, split, evaluate(ranker, split, progress)
-
-
-def on_host(outputs: Any) -> Any:
-    """What a model gave, in this process's memory."""
-    return outputs.cpu() if isinstance(outputs, Tensor) else {name: value.cpu() for name, value in outputs.items()}
 
 
 def not_finite(outputs: Any) -> int:

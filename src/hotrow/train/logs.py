@@ -64,8 +64,9 @@ _OF_A_SPLIT = {"data.train", "data.shuffle", "data.seed"}
 # How far a step goes may change too, so that a run that did not converge can go on from before that.
 _RATES = re.compile(r"(tables\.)?([^.]+\.)?optimizer\.(lr|schedule|clip_norm|clip_value|bound|weight_decay)(\..*)?")
 
-# Where rows live may change, for a checkpoint goes on anywhere; and a run may begin to follow a log, or end to.
-_PLACES = ("cluster", "data.follow")
+# Where rows live may change, for a checkpoint goes on anywhere; and a run may begin to follow a log, or end to; and
+# what is measured changes nothing.
+_PLACES = ("cluster", "data.follow", "evaluate")
 
 
 class RunFolder:

@@ -128,18 +128,16 @@ class Ranks:
 
     def _gather_states(self, state: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         """Every rank's state of metrics, in the order of ranks."""
-        shapes = [
-            json.loads(text)
-            for text in self.peers.agree("metrics", json.dumps({n: [len(t), str(t.dtype)] for n, t in state.items()}))
-        ]
+        mine = json.dumps({name: [list(tensor.shape), str(tensor.dtype)] for name, tensor in state.items()})
+        shapes = [json.loads(text) for text in self.peers.agree("metrics", mine)]
         for rank, shape in enumerate(shapes):
             found = {}
-            for name, (length, kind) in shape.items():
+            for name, (size, kind) in shape.items():
                 dtype = getattr(torch, kind.removeprefix("torch."))
-                sent = state[name] if rank == self.world.rank else torch.empty(length, dtype=dtype)
-                as_bytes = sent.contiguous().view(torch.uint8)
+                sent = state[name] if rank == self.world.rank else torch.empty(size, dtype=dtype)
+                as_bytes = sent.contiguous().reshape(-1).view(torch.uint8)
                 dist.broadcast(as_bytes, src=rank, group=self._between)
-                found[name] = as_bytes.view(dtype)
+                found[name] = as_bytes.view(dtype).reshape(size)
             yield found
 
 

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from hotrow.errors import HotrowError, NotFiniteError
-from hotrow.objectives import Objective
+from hotrow.objectives import Metric, Objective
 from hotrow.policy import Hybrid
 from hotrow.run import Run
 from hotrow.train.batches import RunBatches
@@ -65,13 +65,14 @@ class Trainer:
         model: type[nn.Module] | None = None,
         objective: type[Objective] | None = None,
         optimizer: type[torch.optim.Optimizer] | None = None,
+        metrics: Sequence[type[Metric]] = (),
         hooks: Sequence[Hook] = (),
         resume: bool = False,
         overwrite: bool = False,
         progress: Progress | None = None,
     ) -> None:
         """`resume` goes on from the run folder's last checkpoint; `overwrite` removes what is there."""
-        self.run = run.with_classes(model, objective, optimizer)
+        self.run = run.with_classes(model, objective, optimizer, metrics)
         world, cluster = World.here(), run.cluster
         refuse_problems(self.run, ranks=world.size, nodes=world.nodes)
         self.hooks, self.state, self.signals, self.log = tuple(hooks), State(), Signals(), Quiet()

@@ -1,0 +1,114 @@
+"""`Measures`: all that an evaluation measures: metrics of the objective and of the user, of all samples and of slices.
+
+The metrics of a slice have its name before theirs, `country=49.auc`. A slice that has no sample has no metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotrow.data.batch import Batch
+from hotrow.errors import SettingsError
+from hotrow.objectives.metric import Metric
+from hotrow.objectives.objective import Objective
+from hotrow.objectives.slices import Slice, keys_of, picked
+
+
+class Together:
+    """The objective's metrics and the user's own of some samples."""
+
+    def __init__(self, objective: Objective, own: Sequence[Metric]) -> None:
+        self._objective, self._own = objective, own
+        self._metrics = objective.metrics()
+
+    def update(self, outputs: Any, batch: Batch) -> None:
+        """Adds a batch."""
+        self._objective.measure(self._metrics, outputs, batch)
+        if self._own:
+            here = on_host(outputs)
+            for metric in self._own:
+                metric.update(here, batch)
+
+    def state(self) -> dict[str, Tensor]:
+        """All of each, its place among them before its names."""
+        states = enumerate([self._metrics.state(), *(metric.state() for metric in self._own)])
+        return {f"{i}/{name}": tensor for i, state in states for name, tensor in state.items()}
+
+    def merge(self, state: Mapping[str, Tensor]) -> None:
+        """Adds what another rank saw."""
+        for i, metrics in enumerate([self._metrics, *self._own]):
+            metrics.merge(below(f"{i}/", state))
+
+    def compute(self) -> dict[str, float]:
+        """Every metric by name."""
+        found = dict(self._metrics.compute())
+        for metric in self._own:
+            for name, value in metric.compute().items():
+                if name in found:
+                    raise SettingsError(
+                        f'evaluate.metrics: {type(metric).__name__} gives "{name}", which is there already. Give it '
+                        f"another name."
+                    )
+                found[name] = float(value)
+        return found
+
+
+class Measures:
+    """What all samples together came to, and each part of each slice. `made` makes metrics of no sample yet."""
+
+    def __init__(self, made: Callable[[], Together], slices: Sequence[Slice] = ()) -> None:
+        self._slices = slices
+        self._whole = made()
+        self._names = [name for part in slices for name in part.names]
+        self._parts = [made() for _ in self._names]
+        self._counts = torch.zeros(len(self._names), dtype=torch.int64)
+
+    def update(self, outputs: Any, batch: Batch) -> None:
+        """Adds a batch and what the model gave for it."""
+        self._whole.update(outputs, batch)
+        first = 0
+        for part in self._slices:
+            places = torch.from_numpy(part.places(keys_of(part.column, batch)))
+            for place in sorted(set(places.tolist())):
+                samples = torch.nonzero(places == place).squeeze(1)
+                self._parts[first + place].update(picked(outputs, samples, len(batch)), batch.take(samples))
+                self._counts[first + place] += len(samples)
+            first += len(part.names)
+
+    def state(self) -> dict[str, Tensor]:
+        """All so far as tensors, to be sent to another rank."""
+        states = enumerate([self._whole.state(), *(part.state() for part in self._parts)])
+        return {
+            "counts": self._counts,
+            **{f"{i}/{name}": tensor for i, state in states for name, tensor in state.items()},
+        }
+
+    def merge(self, state: Mapping[str, Tensor]) -> None:
+        """Adds what another rank saw."""
+        if not state:
+            return
+        self._counts += state["counts"]
+        for i, metrics in enumerate([self._whole, *self._parts]):
+            metrics.merge(below(f"{i}/", state))
+
+    def compute(self) -> dict[str, float]:
+        """Every metric by name, those of slices behind those of all samples."""
+        found = self._whole.compute()
+        for name, part, count in zip(self._names, self._parts, self._counts.tolist(), strict=True):
+            if count:
+                found |= {f"{name}.{metric}": value for metric, value in part.compute().items()}
+        return found
+
+
+def on_host(outputs: Any) -> Any:
+    """What a model gave, in this process's memory."""
+    return outputs.cpu() if isinstance(outputs, Tensor) else {name: value.cpu() for name, value in outputs.items()}
+
+
+def below(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What of a state has this before its names, without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
