@@ -263,7 +263,7 @@ def test_one_process_trains_through_shards_as_without_them(make_run, tmp_path, s
     for policy in ({"name": "sync"}, {"name": "exact"}):
         folder = str(tmp_path / policy["name"])
         served = make_run(tables=tables, cluster={"shards": shards}, policy=policy, output__folder=folder)
-        train(served)  # what an earlier run left on the shards is gone
+        train(served, overwrite=True)  # what an earlier run left on the shards is gone
         same_weights(plain, served)
 
 

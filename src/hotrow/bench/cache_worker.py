@@ -108,7 +108,7 @@ def main(work: Work) -> None:
     """Warms up, waits to be told, and measures."""
     with together("cpu", timeout=PATIENCE_S) as ranks, TemporaryDirectory(prefix="hotrow-bench-") as own:
         out = Path(ranks.decide(own)) / "run"  # ranks of a run share its folder; all of them are on this machine
-        with Trainer(parse(Run, work.settings(out))) as trainer:
+        with Trainer(parse(Run, work.settings(out)), overwrite=True) as trainer:
             train(work, trainer)
         ranks.decide("")  # nobody takes the folder away before all are done
 

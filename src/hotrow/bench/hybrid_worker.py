@@ -88,7 +88,7 @@ def main(work: Work) -> None:
 def take(turn: Turn, key: str | None, out: Path) -> dict[str, Any]:
     """One turn."""
     run = parse(Run, turn.settings(key, out))
-    with Trainer(run) as trainer, trainer.pipeline() as pipeline:
+    with Trainer(run, overwrite=True) as trainer, trainer.pipeline() as pipeline:  # turns share their shards
         tier, phases = trainer.embeddings.router.tiers["served"], trainer.feed.phases
         _steps(trainer, pipeline, turn.warm)
         trainer.ranks.sums(0.0)  # all ranks are here

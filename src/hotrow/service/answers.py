@@ -50,6 +50,7 @@ class Answers:
             Kind.ERASE: self._erase,
             Kind.SETTLE: self._settle,
             Kind.CLEAR: self._clear,
+            Kind.OWN: self._own,
         }
 
     def answer(self, message: Message, reply: Reply) -> None:
@@ -195,7 +196,8 @@ class Answers:
             }
             for store in self.holding.stores
         }
-        return [to_json({"tables": tables, "held": len(self.rounds), "counters": self.counters.all()})]
+        said = {"tables": tables, "run": self.holding.run, "held": len(self.rounds), "counters": self.counters.all()}
+        return [to_json(said)]
 
     def _named(self, message: Message) -> tuple[dict[str, Any], RowStore]:
         said = from_json(array_of(message, 0, np.uint8, 1))
@@ -258,6 +260,11 @@ class Answers:
     def _clear(self, message: Message) -> list[Array]:
         """Facts: table."""
         self._named(message)[1].clear()
+        return []
+
+    def _own(self, message: Message) -> list[Array]:
+        """Facts: run, whose rows are here from now on."""
+        self.holding.own(str(from_json(array_of(message, 0, np.uint8, 1))["run"]))
         return []
 
 

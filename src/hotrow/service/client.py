@@ -126,6 +126,10 @@ class Client:
     def shards(self) -> int:
         return len(self._lines)
 
+    @property
+    def addresses(self) -> list[str]:
+        return [line.address for line in self._lines]
+
     def ask(self, shard: int, kind: Kind, arrays: Sequence[Array] = (), **header: Any) -> Future[Answer]:
         """Asks one shard; arrays must not be changed until it has answered."""
         return self._submit(self._lines[shard], Message(kind, arrays, **{"client": self.id, **header}))

@@ -29,6 +29,8 @@ from hotrow.store.journal import Journal
 from hotrow.store.store import Floats, Keys, RowStore, fetch, read, update
 from hotrow.table import Table
 
+_LONGEST_NAME = 256
+
 
 class Asked(NamedTuple):
     """The keys of a message, table by table: `keys[i]` is of `stores[i]`, whose rows begin at float `starts[i]`."""
@@ -53,6 +55,7 @@ class _Kept(Settings):
     shard: int
     shards: int
     tables: list[str]
+    run: str = ""
 
 
 class Holding:
@@ -65,7 +68,10 @@ class Holding:
         self.place: tuple[int, int] | None = None
         """Which shard of how many this is, once a client has said so."""
         self.applied: Once | Journal = Once() if folder is None else _journal(folder)
+        self.run = ""
+        """The run whose rows these are, where one has said so."""
         self._opened: list[dict[str, Any]] = []
+        self._tables: list[str] = []
         self._seed = 0
         self._lock = threading.Lock()
 
@@ -92,10 +98,19 @@ class Holding:
                     if table.name in kept and not (self._folder_of(table) / "head").exists():
                         raise _lacks(self._folder_of(table), "head")
                 self.stores = [self._store(table, seed) for table in parsed]
-                self._keep((shard, shards), sorted(kept.union(table.name for table in parsed)))
+                self._tables = sorted(kept.union(table.name for table in parsed))
+                self._keep((shard, shards), self._tables)
                 self._opened, self._seed, self.place = said, seed, (shard, shards)
                 return
             self._check_same(said, seed, (shard, shards))
+
+    def own(self, run: str) -> None:
+        """Takes the rows as those of this run."""
+        if self.place is None or not 0 < len(run) <= _LONGEST_NAME:
+            raise ProtocolError(f"Rows are of a run with a name of up to {_LONGEST_NAME} characters.")
+        with self._lock:
+            self.run = run
+            self._keep(self.place, self._tables)
 
     def _store(self, table: Table, seed: int) -> RowStore:
         return RowStore(table, seed, None if self.folder is None else self._folder_of(table))
@@ -126,14 +141,15 @@ class Holding:
                 f"The rows in {self.folder} are those of shard {there.shard} of {there.shards}, but this is "
                 f"shard {place[0]} of {place[1]}. Give an empty folder and restore a checkpoint."
             )
+        self.run = there.run
         return set(there.tables)
 
     def _keep(self, place: tuple[int, int], tables: list[str]) -> None:
-        """Keeps beside the rows which part of the key space they are, and of which tables."""
+        """Keeps beside the rows which part of the key space they are, of which tables, and of which run."""
         if self.folder is None:
             return
         beside = self.folder / ".shard.json.new"
-        write_text(beside, _Kept(shard=place[0], shards=place[1], tables=tables).model_dump_json())
+        write_text(beside, _Kept(shard=place[0], shards=place[1], tables=tables, run=self.run).model_dump_json())
         beside.replace(self.folder / "shard.json")
 
     def close(self) -> None:

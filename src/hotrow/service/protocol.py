@@ -58,6 +58,7 @@ class Kind(IntEnum):
     SETTLE = 14
     CLEAR = 15
     STATS = 16
+    OWN = 17
 
     ANSWER = 64
     REFUSED = 65

@@ -74,6 +74,15 @@ class RemoteRows:
         """Takes the table as having had so many updates, on every shard."""
         self.client.change_all(Kind.SETTLE, [self.facts(steps=steps, name=None), np.empty(0, np.uint8)])
 
+    def runs(self) -> dict[str, str]:
+        """For the address of each shard that has rows of the table the run they are of; nothing where none said so."""
+        said = zip(self.client.addresses, self.client.stats(), strict=True)
+        return {address: of["run"] for address, of in said if of["tables"][self.table.name]["rows"]}
+
+    def own(self, run: str) -> None:
+        """From now on the shards' rows, of all tables, are those of this run."""
+        self.client.change_all(Kind.OWN, [to_json({"run": run})])
+
     def clear(self) -> None:
         """Forgets every row."""
         self.client.change_all(Kind.CLEAR, [self.facts()])

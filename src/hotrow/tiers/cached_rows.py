@@ -26,6 +26,11 @@ class CachedRows:
         self._tier, self._name, self._rows = tier, name, rows
         self.table: Table = rows.table
 
+    @property
+    def behind(self) -> Rows:
+        """The rows without the cache."""
+        return self._rows
+
     def __len__(self) -> int:
         return len(self._rows)
 

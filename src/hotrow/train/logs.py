@@ -2,6 +2,7 @@
 
     lock              only while a run is at work here: who it is
     settings.toml     a run file again, with every default spelled out and paths made absolute
+    run.id            a name that no other run has: shards know by it whose rows they hold
     schema.json       that of the data set, so that who scores by the run needs nothing else
     metrics.jsonl     one object a line, each with "kind" and "step"; flushed line by line. train, evaluate, switch,
                       plan, follow: the same in every run of the same settings; checkpoint, machine, tier: of this one
@@ -20,6 +21,7 @@ import contextlib
 import json
 import math
 import re
+import secrets
 import shutil
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -69,12 +71,16 @@ _RATES = re.compile(r"(tables\.)?([^.]+\.)?optimizer\.(lr|schedule|clip_norm|cli
 _PLACES = ("cluster", "data.follow", "evaluate")
 
 
+_LONGEST_NAME = 100
+
+
 class RunFolder:
     """Where one run keeps what it writes."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self.settings = self.path / "settings.toml"
+        self._id = self.path / "run.id"
         self._schema = self.path / "schema.json"
         self.metrics = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
@@ -106,6 +112,13 @@ class RunFolder:
             self._clear()
         self.path.mkdir(parents=True, exist_ok=True)
         _replace(self.settings, run.to_toml())
+        if not self.id:
+            _replace(self._id, f"{self.path.name[:_LONGEST_NAME]}-{secrets.token_hex(4)}\n")
+
+    @property
+    def id(self) -> str:
+        """The name that no other run has; nothing where none has been started here."""
+        return self._id.read_text(errors="replace").strip() if self._id.is_file() else ""
 
     def run(self) -> Run:
         """The settings the run was started with."""
@@ -140,7 +153,7 @@ class RunFolder:
 
     def _clear(self) -> None:
         """Removes an earlier run's files and nothing else that may be in the folder."""
-        for path in (self.settings, self._schema, self.metrics, self.plan, self.report):
+        for path in (self.settings, self._id, self._schema, self.metrics, self.plan, self.report):
             path.unlink(missing_ok=True)
         for path in (self.checkpoints, self.tensorboard, self.replays):
             if path.is_dir():

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hotrow.errors import CheckpointError, HotrowError
+from hotrow.errors import CheckpointError, HotrowError, SettingsError
+from hotrow.service.remote import RemoteRows
+from hotrow.store.store import Rows
+from hotrow.tiers.cached_rows import CachedRows
 from hotrow.train.best import in_words, kept, measured
 from hotrow.train.checkpoint import Checkpoint
 from hotrow.train.finite import check_dense, left
@@ -96,9 +99,33 @@ def to_go_on_from(t: Trainer) -> str:
 
 
 def _begin_folder(t: Trainer, resume: bool, overwrite: bool) -> None:
+    if not overwrite:
+        _refuse_rows_of_others(t, t.folder.id if resume else "")
     t.folder.begin(t.run, resume=resume, overwrite=overwrite)
+    for _, shards in _on_shards(t)[:1]:
+        shards.own(t.folder.id)
     t.folder.keep_schema(t.data.schema)
     t.checkpoints.clean()
+
+
+def _on_shards(t: Trainer) -> list[tuple[Rows, RemoteRows]]:
+    """The tables whose rows are on shards, as the first rank sees them: behind their cache, if any, and without."""
+    stores = [rows for tier in t.embeddings.router.tiers.values() for rows in tier.stores().values()]
+    behind = [(rows, rows.behind if isinstance(rows, CachedRows) else rows) for rows in stores]
+    return [(rows, shards) for rows, shards in behind if isinstance(shards, RemoteRows)]
+
+
+def _refuse_rows_of_others(t: Trainer, mine: str) -> None:
+    """Says so where shards hold rows of another run, for those of this one would take their place."""
+    for _, shards in _on_shards(t):
+        for address, run in shards.runs().items():
+            if not mine or run not in ("", mine):
+                whose = f"the run {run}" if run else "another program"
+                again = "" if mine else ", or use --overwrite, which forgets those rows"
+                raise SettingsError(
+                    f"The shard at {address} holds rows of {whose}. Start the shards anew{again}, or give this run "
+                    f"shards of its own."
+                )
 
 
 def _start_afresh(t: Trainer) -> None:
@@ -106,9 +133,8 @@ def _start_afresh(t: Trainer) -> None:
     if t.ranks.first:
         t.feed.write(t.folder)
         t.folder.cut_back(0)
-        for tier in t.embeddings.router.tiers.values():
-            for rows in tier.stores().values() if tier.remote else ():
-                rows.clear()
+        for rows, _ in _on_shards(t):
+            rows.clear()
     t.ranks.decide("")  # nobody trains before that is done
     if t.ranks.world.rank:
         torch.manual_seed(seed_of(t.run, t.ranks, 0))
