@@ -403,3 +403,22 @@ def test_dense_parts_name_what_they_take(trained):
     assert part.sequences
     assert set(part.sequences).isdisjoint(part.features)
     assert np.all([name in part.model.inputs.names for name in (*part.sequences, *part.features)])
+
+
+@pytest.mark.parametrize("model", ["wide_deep", "transformer"])
+def test_candidates_of_one_user_are_ranked_as_all_pairs_are_scored(trained, model):
+    run = trained(model)
+    table = next(DataSet.open(run.data.path).flat("test"))
+    features = [f.column for f in DataSet.open(run.data.path).schema.features]
+    own = [name for name in features if name != "item"] + list(DataSet.open(run.data.path).schema.dense)
+    user = {name: table[name][0].as_py() for name in own}
+    with Predictor(run.output.folder) as predictor:
+        scores = predictor.score({**{name: [value] * 30 for name, value in user.items()}, "item": list(range(30))})
+        for candidates in (list(range(30)), {"item": list(range(30))}):
+            found = predictor.rank(user, candidates, k=5)
+            assert torch.equal(found.scores, torch.sort(scores, descending=True, stable=True)[0][:5])
+            assert torch.equal(scores[found.places], found.scores) and torch.equal(found.keys, found.places)
+        with pytest.raises(DataError, match="Which feature the candidates' keys are of is not clear"):
+            predictor.rank({name: value for name, value in user.items() if name != "user"}, [1, 2])
+        with pytest.raises(SettingsError, match="This run predicts score: say what to rank by"):
+            predictor.rank(user, [1, 2], by="click")

@@ -15,9 +15,10 @@ that is followed should write incremental checkpoints (`train.incremental`).
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -31,18 +32,18 @@ from hotrow.data.fresh import Columns, request_of
 from hotrow.data.schema import Schema
 from hotrow.data.steps import schema_after
 from hotrow.embeddings import Embeddings
-from hotrow.errors import CheckpointError, HotrowError, NotFiniteError, SettingsError
+from hotrow.errors import CheckpointError, HotrowError, SettingsError
 from hotrow.export import DensePart, export
 from hotrow.lookup import Lookup
 from hotrow.models import ModelInputs, build
 from hotrow.objectives import Objective, ObjectiveInputs, one_output
+from hotrow.ranking import Ranked, rank, refuse_not_finite
 from hotrow.run import Run
 from hotrow.store.copy import Changes, after, read_only
 from hotrow.store.snapshot import chain, check_tables, read_manifest
 from hotrow.table import Feature, Table
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.dense import DenseForward
-from hotrow.train.evaluate import not_finite
 from hotrow.train.logs import find_run
 from hotrow.train.pipeline import Gate
 
@@ -140,13 +141,25 @@ class Predictor:
         with torch.no_grad():
             version, lookup = self._looked_up(batch)
             outputs = version.dense(version.embeddings.embed(lookup), batch.dense)
-        if unusable := not_finite(outputs):
-            raise NotFiniteError(
-                f"The answer for {unusable:,} of {len(batch):,} samples is no finite number: {version.checkpoint} "
-                f"holds weights or rows that are not, or the samples' dense values are too large. Open another "
-                f"checkpoint, or mend the samples."
-            )
+        refuse_not_finite(outputs, len(batch), version.checkpoint)
         return outputs
+
+    def rank(
+        self, user: Mapping[str, Any], candidates: Columns | Sequence[Any] | Tensor, k: int = 10, *, by: str = ""
+    ) -> Ranked:
+        """The `k` candidates with the highest scores for one user, whose columns are given once: a value in each.
+
+        Candidates are columns, or keys of items where those are all that they have. The user is looked up once, and
+        encoded once by a model with `user_vectors` that a retrieval objective trained. `by` names the prediction to
+        rank by, where there are several.
+        """
+        return rank(self, user, candidates, k, by)
+
+    @contextlib.contextmanager
+    def answering(self) -> Iterator[Version]:
+        """The checkpoint that answers now; it is not replaced within."""
+        with self._gate:
+            yield self._now
 
     def batch(self, samples: Batch | Columns) -> Batch:
         """Columns as a batch, with the run's steps done; a batch as it is, for a reader has done them."""

@@ -49,6 +49,24 @@ def request_of(columns: Columns, schema: Schema, steps: Sequence[Step], seed: in
     return batch_of(samples, schema, steps, seed)
 
 
+def beside(user: Mapping[str, Any], candidates: Columns) -> pa.Table:
+    """The candidates as a request: their columns, and the one value that the user has in each of the others."""
+    columns = {name: _array(name, column) for name, column in _named(candidates).items()}
+    if not columns:
+        raise DataError("There are no columns of candidates: give their keys, or columns by name.")
+    size = max(map(len, columns.values()))
+    for name, array in columns.items():
+        if len(array) != size:
+            raise DataError(f'The columns of candidates differ in length: "{name}" has {len(array)}, not {size}.')
+    if not isinstance(user, Mapping):
+        raise DataError(f'The user is given as one value by column, {{"user": 7, "history": [3, 5]}}, not as {user!r}.')
+    for name, value in user.items():
+        if name in columns:
+            raise DataError(f'Column "{name}" is given for the user and for the candidates; give it once.')
+        columns[name] = _array(name, [value]).take(pa.array(np.zeros(size, np.int64)))
+    return pa.table(columns)
+
+
 def _shared(samples: pa.Table, schema: Schema) -> tuple[pa.Table, Schema]:
     """The samples as one session, with a group of the columns that are the same in all of them."""
     same = [f.name for f in schema.features if _one_value(samples, f.column) and _one_value(samples, f.weights)]

@@ -111,9 +111,7 @@ def _read(reader: Reader, item: str, others: Sequence[str]) -> Catalogue:
         counts.add(keys, times)
         if new.any():
             at = torch.from_numpy(first[new])
-            parts.append(
-                {item: _one_each(torch.from_numpy(keys[new]))} | {f: _of_samples(batch, f, at) for f in others}
-            )
+            parts.append({item: _one_each(torch.from_numpy(keys[new]))} | {f: of_samples(batch, f, at) for f in others})
     if not parts:
         return Catalogue.of(item, torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
     whole = {name: _joined([part[name] for part in parts]) for name in parts[0]}
@@ -123,7 +121,8 @@ def _read(reader: Reader, item: str, others: Sequence[str]) -> Catalogue:
     return Catalogue(found, counts.of(found), columns)
 
 
-def _of_samples(batch: Batch, feature: str, samples: Tensor) -> Jagged:
+def of_samples(batch: Batch, feature: str, samples: Tensor) -> Jagged:
+    """The keys of a feature of some samples."""
     inverse = batch.group_of(feature).inverse
     return taken(batch[feature], samples if inverse is None else inverse[samples])
 

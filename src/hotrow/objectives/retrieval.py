@@ -124,7 +124,7 @@ class Retrieval(Objective):
         items, made = self.catalogue, list[Tensor]()
         for first in range(0, len(items), _CHUNK):
             batch = items.batch(first, min(first + _CHUNK, len(items)))
-            made.append(encode(batch, self.item_side, _items_alone))
+            made.append(encode(batch, self.item_side, items_alone))
         self._items = torch.cat(made)
         if not bool(torch.isfinite(self._items).all()):
             raise NotFiniteError("item_vectors gives values that are no finite numbers: weights or rows are not.")
@@ -188,6 +188,7 @@ class Retrieval(Objective):
             )
 
 
-def _items_alone(model: Any, rows: Embedded) -> Tensor:
+def items_alone(model: Any, rows: Embedded) -> Tensor:
+    """What a model makes of items by themselves."""
     found: Tensor = model.item_vectors(rows, None)
     return found
