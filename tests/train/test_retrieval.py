@@ -268,6 +268,15 @@ def test_early_stopping_watches_a_metric_over_all_items(retrieval):
         train(retrieval(train__evaluate_every=4, train__early_stopping={"metric": "recall@7"}))
 
 
+def test_slices_add_up_to_all_samples(retrieval):
+    with Trainer(retrieval(train__steps=4, evaluate={"slices": ["user"], "values": 2})) as trainer:
+        metrics = trainer.evaluate("test")
+    parts = [name.removesuffix("samples") for name in metrics if name.endswith(".samples")]
+    assert len(parts) == 3
+    hits = sum(metrics[f"{part}recall@20"] * metrics[f"{part}samples"] for part in parts)
+    assert hits == pytest.approx(metrics["recall@20"] * metrics["samples"])
+
+
 def test_what_is_excluded_is_not_recommended_again(retrieval):
     with Trainer(retrieval({**IN_BATCH, "exclude": "history"}, train__steps=8)) as trainer:
         trainer.fit()
