@@ -170,6 +170,9 @@ WALK: dict[str, Walk | Shown] = {
     "Follow.format": follow(format="criteo"),
     "Follow.columns": follow(columns="columns.toml"),
     "Follow.bad": follow(base={"path": "bad"}, bad="skip"),
+    "Follow.evaluate_every": Shown(
+        "objectives/test_progressive.py", "test_each_batch_is_scored_with_what_was_known_before_it"
+    ),
     "Follow.look_every": follow("calls", {"idle": 0.01, "look_every": 0.002}, look_every=0.003),
     "Follow.idle": follow("calls", {"look_every": 0.002}, idle=0.01),
     "Follow.checkpoint_every": follow(

@@ -49,6 +49,9 @@ class Follow(Settings):
     look_every: float = Field(1.0, gt=0, description="seconds between two looks for something new")
     idle: float | None = Field(None, ge=0, description="seconds without anything new after which the run ends")
     checkpoint_every: float = Field(30.0, ge=0, description="seconds after which what was learned since is written")
+    evaluate_every: int | None = Field(
+        None, ge=1, description="samples: each is scored before it is trained on, and so many have metrics together"
+    )
 
     @property
     def topic(self) -> tuple[str, str] | None:

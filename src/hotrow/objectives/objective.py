@@ -79,6 +79,8 @@ class Objective:
     of_samples: ClassVar[bool] = True
     """Whether the loss is a mean over samples, each by its weight. Then ranks know what to divide by beforehand."""
 
+    measures_training: ClassVar[bool] = True
+    """Whether `measure` takes what a model gave in a step of training, as `data.follow.evaluate_every` needs it."""
     measures_on_device: ClassVar[bool] = False
     """Whether `measure` takes outputs where the model gave them; else it gets them in this process's memory."""
 

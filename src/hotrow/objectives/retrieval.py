@@ -56,6 +56,7 @@ class Retrieval(Objective):
     """Scores by vectors, and metrics over all items. A subclass says the loss."""
 
     of_samples: ClassVar[bool] = False
+    measures_training: ClassVar[bool] = False
     measures_on_device: ClassVar[bool] = True
 
     def __init__(self, settings: RetrievalSettings, inputs: ObjectiveInputs) -> None:

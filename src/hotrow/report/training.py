@@ -76,6 +76,9 @@ def quality(runs: Sequence[RunData], best: float | None = None) -> Section:
             reach = max(max(s.x) for s in found)
             found.append(Series("best reachable", [0.0, reach], [best, best]))
         plots.append(line_plot(f"quality-{_id(name)}", words(name), found, x=_SAMPLES, y=words(name)))
+    for name in metric_names(line for r in runs for line in r.lines.get("progressive", [])):
+        found, title = _all(runs, "progressive", name), f"{words(name)} of samples before they were trained on"
+        plots.append(line_plot(f"progressive-{_id(name)}", title, found, x=_SAMPLES, y=words(name)))
     by_time = _by_split(runs, names[0], over="seconds") if names else []
     if len(runs) > 1 and len(by_time) > 1:
         first, title = words(names[0]), f"{words(names[0])} by training time"

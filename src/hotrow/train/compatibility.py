@@ -465,6 +465,12 @@ def _of_objective(run: Run, objective: Objective) -> Iterator[Problem]:
             loss_metric(objective)
         except SettingsError as error:
             yield Problem("", str(error))
+    follow = run.data.follow
+    if follow is not None and follow.evaluate_every is not None and not objective.measures_training:
+        yield Problem(
+            "data.follow.evaluate_every",
+            "this objective's metrics are of all items, which are encoded for an evaluation only. Take it away.",
+        )
     if run.train.compile and isinstance(objective, Retrieval):
         yield Problem(
             "train.compile",

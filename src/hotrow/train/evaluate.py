@@ -164,10 +164,12 @@ class Ranker:
             )
             self._slices[split] = most_frequent(asked.slices, reader, asked.values)
 
-        def made() -> Together:
-            return Together(self.objective, [metric.build(self.objective.inputs) for metric in asked.metrics])
+        return Measures(self.fresh_metrics, self._slices.get(split, ()))
 
-        return Measures(made, self._slices.get(split, ()))
+    def fresh_metrics(self) -> Together:
+        """The objective's metrics and the user's own, of no sample yet."""
+        own = [metric.build(self.objective.inputs) for metric in self.run.evaluate.metrics]
+        return Together(self.objective, own)
 
     def train(self, on: bool = True) -> None:
         """Switches dropout, batch statistics and the making of rows on or off."""

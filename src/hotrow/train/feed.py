@@ -160,6 +160,14 @@ class Feed:
         self.held = self.held_samples = 0
         self._next_epoch()
 
+    @property
+    def scores(self) -> bool:
+        """Whether it wants to see what the model gave for a batch before it learned from it."""
+        return False
+
+    def scored(self, batch: Batch, outputs: Any) -> None:
+        """Takes what the model gave for a batch that was then trained on."""
+
     def between_steps(self) -> list[Line]:
         """What is due after a step; lines of metrics about it."""
         return []

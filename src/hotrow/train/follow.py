@@ -24,9 +24,11 @@ from hotrow.data.fresh import batch_of
 from hotrow.data.growing import Arrived, Follow, GrowingLog
 from hotrow.data.kafka import KafkaLog
 from hotrow.data.schema import Schema
+from hotrow.errors import HotrowError
 from hotrow.train.evaluate import Ranker
 from hotrow.train.feed import Feed, Line
 from hotrow.train.ready import Ready
+from hotrow.train.scored import Scored
 
 
 def open_log(settings: Follow, schema: Schema, batch_size: int) -> GrowingLog:
@@ -49,6 +51,10 @@ class Following(Feed):
         self._lines: list[Line] = []
         self._heard = self._cut_at = time.monotonic()
         self._cut_step = 0
+        every, metrics = self.settings.evaluate_every, self.run.evaluate.metrics
+        names = [metric.name for metric in metrics]
+        self._scored = None if every is None else Scored(ranker.fresh_metrics, every, names)
+        self._unscored = 0
 
     def _of_epoch(self) -> tuple[int, int]:
         """There are no epochs, and the split that was trained on before need not be there any more."""
@@ -81,9 +87,25 @@ class Following(Feed):
         self._pipeline.update()
         self.step += 1
         self.samples += len(batch)
+        self._unscored += self._scored is not None
         self._lines += [("follow", line) for line in self.log.trained(self._read.popleft())]
 
+    @property
+    def scores(self) -> bool:
+        return self._scored is not None
+
+    def scored(self, batch: Batch, outputs: Any) -> None:
+        assert self._scored is not None
+        self._unscored -= 1
+        if found := self._scored.add(outputs, batch):
+            self._lines.append(("progressive", found))
+
     def between_steps(self) -> list[Line]:
+        if self._unscored:
+            raise HotrowError(
+                "data.follow.evaluate_every: a batch was trained on that was not scored, for only trainer.step(ready) "
+                "says what the model gave. Make steps with it, or take the setting away."
+            )
         lines, self._lines = self._lines, []
         said, self.log.notes = self.log.notes, []
         return [*lines, *(("follow", {"said": sentence}) for sentence in said)]
@@ -95,13 +117,19 @@ class Following(Feed):
 
     def state(self) -> dict[str, Any]:
         self._cut_at, self._cut_step = time.monotonic(), self.step
-        return {**super().state(), "follow": {**self.log.state(), "total": self.samples}}
+        scored = {} if self._scored is None else {"scored": self._scored.state()}
+        return {**super().state(), "follow": {**self.log.state(), "total": self.samples}, **scored}
+
+    def arrays(self) -> dict[str, Tensor]:
+        return {**super().arrays(), **({} if self._scored is None else self._scored.arrays())}
 
     def restore(self, step: int, state: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> None:
         super().restore(step, state, arrays)
         place = state.get("follow", {})
         self._cut_step, self.samples = step, place.get("total", 0)
         self.log.restore(place)
+        if self._scored is not None:
+            self._scored.restore(state.get("scored", {}), arrays)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

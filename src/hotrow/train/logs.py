@@ -5,7 +5,8 @@
     run.id            a name that no other run has: shards know by it whose rows they hold
     schema.json       that of the data set, so that who scores by the run needs nothing else
     metrics.jsonl     one object a line, each with "kind" and "step"; flushed line by line. train, evaluate, switch,
-                      plan, follow: the same in every run of the same settings; checkpoint, machine, tier: of this one
+                      progressive, plan, follow: the same in every run of the same settings; checkpoint, machine, tier:
+                      of this one
     tensorboard/      the same numbers as events, where tensorboard is installed
     start.plan        the plan that the run made for itself when it started
     report.html       what `hotrow report` makes of all this, unless told to write it elsewhere

@@ -15,6 +15,7 @@ costs the memory of the gradients of their results, and no other.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +59,8 @@ class Step:
         self.causes = Causes(model, embeddings, self.forward, columns)
         self.wrong = ""  # in the step made last
         self.loss: Tensor | None = None
+        self.keeps_outputs = False
+        self.outputs: Any = None  # what the model gave for the last batch, where it is to be kept
         self._added = 0
         self._weight = 0.0
         self._sync = DenseSync(model, self.ranks)
@@ -92,6 +95,7 @@ class Step:
             inputs, rows = ready.inputs.to(self.ranks.device), ready.rows()
             outputs = self.forward(rows, inputs.dense)
             loss = self.objective.loss(outputs, inputs)
+            self.outputs = detached(outputs) if self.keeps_outputs else None
             wrong = self.causes.of_loss(Made(ready, rows, inputs, loss)) if self.looks else ""
             weighed = self._summed(loss, ready) if joined else self._scaled(loss, ready)
             weighed.backward()  # type: ignore[no-untyped-call]
@@ -143,6 +147,11 @@ class Step:
             (whole,) = self.ranks.sums(mine)
         factor = mine * ranks / max(whole, 1e-12)
         return loss if factor == 1.0 else loss * factor
+
+
+def detached(outputs: Any) -> Any:
+    """What a model gave, without how it came to it."""
+    return outputs.detach() if isinstance(outputs, Tensor) else {n: value.detach() for n, value in outputs.items()}
 
 
 def _binary(embeddings: Embeddings) -> Objective:

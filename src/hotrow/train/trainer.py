@@ -127,6 +127,7 @@ class Trainer:
             phases=self.feed.phases,
             columns=self.parts.columns,
         )
+        self._step.keeps_outputs = self.feed.scores
         self.optimizer = self._step.optimizer
         self.losses = Losses(self.state, self.ranks)
         self.machine = Machine(self.embeddings, self.feed.phases, self.device)
@@ -151,6 +152,8 @@ class Trainer:
             loss = self._step(ready, self.to_say(self.state.step + 1)) if closes else self._step.add(ready)
         except NotFiniteError as error:
             raise NotFiniteError(f"{error} {to_go_on_from(self)}") from None
+        if self.feed.scores:
+            self.feed.scored(ready.batch, self._step.outputs)
         if closes:
             self.flags = self._step.flags
         else:
