@@ -324,6 +324,7 @@ WALK: dict[str, Walk | Shown] = {
     "Bounded.ahead": policy({"name": "bounded"}, cluster={"cache": {}}, ahead=5),
     "Train.epochs": Walk({"train.steps": 99, "data.batch_size": 500}, {"train.epochs": 2}),
     "Train.steps": Walk({}, {"train.steps": 2}),
+    "Train.warm_start": Shown("train/test_warm_start.py", "test_a_run_begins_with_what_another_came_to"),
     "Train.accumulate": Walk({}, {"train.accumulate": 2}),
     "Train.evaluate_every": Walk({}, {"train.evaluate_every": 2}),
     "Train.checkpoint_every": Walk({"train.keep": 9}, {"train.checkpoint_every": 1}, "files"),

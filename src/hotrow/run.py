@@ -241,6 +241,9 @@ class Train(Settings):
 
     epochs: int = Field(1, ge=1, description="times the training split is read")
     steps: int | None = Field(None, ge=1, description="stop after this many steps, if epochs do not end before")
+    warm_start: Path | None = Field(
+        None, description="a run folder or checkpoint: tables and weights that this run has too start from it"
+    )
     accumulate: int = Field(
         1, ge=1, le=256, description="batches that make one step, as one batch of all their samples would"
     )
@@ -410,6 +413,8 @@ def load_run(path: Path | str, overrides: Sequence[str] = ()) -> Run:
         "data": _data_from(here, run.data),
         "output": run.output.model_copy(update={"folder": (here / run.output.folder).resolve()}),
     }
+    if run.train.warm_start is not None:
+        found["train"] = run.train.model_copy(update={"warm_start": (here / run.train.warm_start).resolve()})
     if run.plan is not None and run.plan.path is not None:
         found["plan"] = run.plan.model_copy(update={"path": (here / run.plan.path).resolve()})
     if run.cluster.key is not None:

@@ -19,7 +19,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -249,15 +249,13 @@ def restore(folder: Path, router: Router, tables: Sequence[Table], seed: int, pe
 
     Everything is checked before anything changes; several ranks check a part each, and raise together.
     """
-    folders, manifests = _checked(folder, tables, seed, peers or Peers(World()))
+    folders, manifests = checked(
+        folder, peers or Peers(World()), lambda manifest: check_tables(folder, manifest, tables, seed)
+    )
     for tier in router.tiers.values():
         for store in tier.stores().values():
             store.clear()
-    for f, manifest in zip(folders, manifests, strict=True):
-        for said in manifest["tables"]:  # first, for a key erased on one tier may have a row on another
-            _restore_erased(f, said, router)
-        for said in manifest["tables"]:
-            _restore_rows(f, said, router)
+    fill(folders, manifests, router, [table.name for table in tables], lambda said, columns: columns)
     for tier in router.tiers.values():
         for name, store in tier.stores().items():
             entries = [said for said in manifests[-1]["tables"] if said["name"] == name]
@@ -268,13 +266,33 @@ def restore(folder: Path, router: Router, tables: Sequence[Table], seed: int, pe
     return int(manifests[-1]["steps"])
 
 
-def _checked(folder: Path, tables: Sequence[Table], seed: int, peers: Peers) -> tuple[list[Path], list[dict[str, Any]]]:
+def fill(
+    folders: Sequence[Path],
+    manifests: Sequence[dict[str, Any]],
+    router: Router,
+    tables: Collection[str],
+    change: Callable[[dict[str, Any], Columns], Columns],
+) -> None:
+    """Gives the rows of these tables to the tiers that hold them, changed from what a file of the chain says."""
+    for f, manifest in zip(folders, manifests, strict=True):
+        said_here = [said for said in manifest["tables"] if said["name"] in tables]
+        for said in said_here:  # first, for a key erased on one tier may have a row on another
+            _restore_erased(f, said, router)
+        for said in said_here:
+            with pa.memory_map(str(f / said["rows"]["file"])) as file, pa.ipc.open_file(file) as reader:
+                for i in range(reader.num_record_batches):
+                    router.give(said["name"], change(said, _from_arrow(reader.get_batch(i))))
+
+
+def checked(
+    folder: Path, peers: Peers, check: Callable[[dict[str, Any]], None]
+) -> tuple[list[Path], list[dict[str, Any]]]:
     """The chain of a snapshot and its manifests, once all ranks have found their part of the files whole."""
     folders, manifests, found = list[Path](), list[dict[str, Any]](), {"failure": "", "id": ""}
     try:
         folders = chain(folder)
         manifests = [verify(f, peers.world.rank, peers.world.size) for f in folders]
-        check_tables(folder, manifests[-1], tables, seed)
+        check(manifests[-1])
         found["id"] = manifests[-1]["id"]
     except CheckpointError as error:
         found["failure"] = str(error)
@@ -292,12 +310,6 @@ def _restore_erased(folder: Path, said: dict[str, Any], router: Router) -> None:
         for tier, parts in router.route([said["name"]], [keys], [0]):
             if said["name"] in tier.stores():
                 tier.stores()[said["name"]].erase(parts[0].keys)
-
-
-def _restore_rows(folder: Path, said: dict[str, Any], router: Router) -> None:
-    with pa.memory_map(str(folder / said["rows"]["file"])) as file, pa.ipc.open_file(file) as reader:
-        for i in range(reader.num_record_batches):
-            router.give(said["name"], _from_arrow(reader.get_batch(i)))
 
 
 def check_tables(folder: Path, manifest: dict[str, Any], tables: Sequence[Table], seed: int) -> None:

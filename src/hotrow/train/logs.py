@@ -8,6 +8,7 @@
                       progressive, plan, follow: the same in every run of the same settings; checkpoint, machine, tier:
                       of this one
     tensorboard/      the same numbers as events, where tensorboard is installed
+    warm_start.json   what the run took over from another when it started
     start.plan        the plan that the run made for itself when it started
     report.html       what `hotrow report` makes of all this, unless told to write it elsewhere
     replay/           steps that `hotrow replay` made again, unless told to write them elsewhere
@@ -88,6 +89,7 @@ class RunFolder:
         self.tensorboard = self.path / "tensorboard"
         self.plan = self.path / "start.plan"
         self.report = self.path / "report.html"
+        self.warm_start = self.path / "warm_start.json"
         self.replays = self.path / "replay"
 
     @property
@@ -154,7 +156,8 @@ class RunFolder:
 
     def _clear(self) -> None:
         """Removes an earlier run's files and nothing else that may be in the folder."""
-        for path in (self.settings, self._id, self._schema, self.metrics, self.plan, self.report):
+        files = (self.settings, self._id, self._schema, self.metrics, self.plan, self.report, self.warm_start)
+        for path in files:
             path.unlink(missing_ok=True)
         for path in (self.checkpoints, self.tensorboard, self.replays):
             if path.is_dir():

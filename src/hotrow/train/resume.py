@@ -21,6 +21,7 @@ from hotrow.train.checkpoint import Checkpoint
 from hotrow.train.finite import check_dense, left
 from hotrow.train.losses import Losses
 from hotrow.train.state import Result, State, generators, seed_of, set_generators
+from hotrow.train.warm import source, warm_start
 
 if TYPE_CHECKING:
     from hotrow.train.trainer import Trainer
@@ -31,12 +32,15 @@ def begin(t: Trainer, *, resume: bool, overwrite: bool) -> None:
     latest = t.checkpoints.latest() if resume else None
     name = t.ranks.decide("" if latest is None else latest.name)
     found = t.checkpoints.folder / name if name else None
+    other = _other(t) if found is None else None
     said = t.feed.start() if found is None else []
     t.ranks.do_first(lambda: _begin_folder(t, resume, overwrite))
     if found is not None:
         _restore(t, found)
     else:
         _start_afresh(t)
+        if other is not None:
+            warm_start(t, other)
     if resume and found is None:
         t.progress.say(f"{t.folder.path} has no checkpoint yet; the run starts from its beginning.")
     t.steps = t.state.step + t.feed.left
@@ -126,6 +130,12 @@ def _refuse_rows_of_others(t: Trainer, mine: str) -> None:
                     f"The shard at {address} holds rows of {whose}. Start the shards anew{again}, or give this run "
                     f"shards of its own."
                 )
+
+
+def _other(t: Trainer) -> Checkpoint | None:
+    """The checkpoint of another run that this one begins with."""
+    path = t.run.train.warm_start
+    return None if path is None else source(path, t.folder.path)
 
 
 def _start_afresh(t: Trainer) -> None:
