@@ -114,7 +114,7 @@ def test_a_snapshot_of_rows_that_are_not_finite_is_refused_and_the_next_is_whole
     embeddings = Embeddings([Table(name="a", dim=2, dtype=dtype, optimizer=SGD(lr=1.0))], [Feature(name="a")])
     rows = embeddings.router.tiers["host"].stores()["a"]
     rows.import_(row_of(rows.table, bad))
-    with pytest.raises(NotFiniteError, match="Rows of table a hold values that are not finite"):
+    with pytest.raises(NotFiniteError, match="Rows of table a hold values that are not finite, key 5 among them"):
         embeddings.snapshot(tmp_path / "bad").write()
     assert not list(tmp_path.iterdir())
     rows.erase(np.array([5]))

@@ -144,9 +144,18 @@ def _check_finite(columns: Columns, table: Table) -> None:
     """Refuses rows that training has spoiled, so that no snapshot of them takes the place of a good one."""
     if not (_finite(columns["values"]) and _finite(columns["state"])):
         raise NotFiniteError(
-            f"Rows of table {table.name} hold values that are not finite, so no snapshot of them is kept: training "
-            f"does not converge. Lower the table's learning rate, or set its optimizer.clip_norm."
+            f"Rows of table {table.name} hold values that are not finite, {_spoiled(columns)} among them, so no "
+            f"snapshot of them is kept: training does not converge. Lower the table's learning rate, or set its "
+            f"optimizer.clip_norm."
         )
+
+
+def _spoiled(columns: Columns) -> str:
+    """The first keys whose rows are not finite."""
+    keys = columns["keys"].reshape(-1)
+    rows = zip(*(columns[name].reshape(len(keys), -1) for name in ("values", "state")), strict=True)
+    wrong = keys[[not (_finite(values) and _finite(state)) for values, state in rows]].tolist()
+    return f"key{'s' * (len(wrong) > 1)} {', '.join(map(str, wrong[:5]))}"
 
 
 def _finite(values: np.ndarray[Any, Any]) -> bool:
