@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hotrow.embedded import Embedded, JaggedRows, expand
     from hotrow.embeddings import Embeddings
     from hotrow.models.model import ModelInputs
+    from hotrow.objectives.metric import Metric
     from hotrow.objectives.objective import Objective, ObjectiveInputs
     from hotrow.plan import Link, Plan, Share, Topology
     from hotrow.plan.shard import shard
@@ -46,6 +47,7 @@ _HOME = {
     "Jagged": "data.batch",
     "JaggedRows": "embedded",
     "Link": "plan",
+    "Metric": "objectives.metric",
     "ModelInputs": "models.model",
     "Momentum": "store.optimizers",
     "Objective": "objectives.objective",
@@ -88,6 +90,7 @@ __all__ = [
     "Jagged",
     "JaggedRows",
     "Link",
+    "Metric",
     "ModelInputs",
     "Momentum",
     "Objective",

@@ -11,7 +11,7 @@ from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.evaluate import Ranker, evaluate_path
 from hotrow.train.trainer import train
 from objectives.conftest import MINUTES, samples
-from objectives.heads import Heads, OneHead
+from objectives.heads import Heads, OneHead, Stubborn
 from ranks import Ranks
 
 INPUTS = ObjectiveInputs([], ("click", "buy", "minutes"), 0, ("minutes",))
@@ -139,6 +139,27 @@ def test_a_model_that_says_too_little_is_refused():
     ):
         with pytest.raises(SettingsError, match=said):
             both.predict(outputs)
+
+
+@pytest.mark.parametrize(
+    ("model", "objective", "said"),
+    [
+        (OneHead, {"name": "multi_task"}, r"model: multi_task needs a tensor \[B\] for each of click, buy"),
+        (Heads, {"label": "click"}, r"model: binary needs one tensor \[B\] from the model, which gives click, buy"),
+        (Heads, {"name": "multi_task", "tasks": {"click": {}, "minutes": {}}}, "gives click, buy, and no minutes"),
+        (Stubborn, {"label": "click"}, None),
+    ],
+)
+def test_what_an_own_model_gives_is_looked_at_before_anything_starts(make_run, model, objective, said):
+    labels = LABELS if "tasks" in objective else ["click", "buy"]
+    run = make_run(labels, model={}, objective=objective, train__steps=1)
+    if said is None:  # it takes no samples that are made up, and those of the data set it takes
+        with Trainer(run, model=model) as trainer:
+            assert trainer.fit().steps == 1
+        return
+    with pytest.raises(SettingsError, match=said):
+        Trainer(run, model=model)
+    assert not run.output.folder.exists()
 
 
 def test_two_ranks_measure_what_one_process_does(make_run):

@@ -45,6 +45,7 @@ from hotrow.train.hooks import Flags, Hook
 from hotrow.train.logs import Log, Quiet, RunFolder, locked
 from hotrow.train.losses import Losses
 from hotrow.train.machine import Machine
+from hotrow.train.probe import check_outputs
 from hotrow.train.progress import Progress
 from hotrow.train.ranks import RANKS_S, together
 from hotrow.train.ready import Ready
@@ -106,6 +107,7 @@ class Trainer:
         self.data, self.embeddings, self.model = self.parts.data, self.parts.embeddings, self.parts.model
         self.objective, self.device = self.parts.objective, self.parts.device
         self.feed: Feed = feed_of(self.parts)
+        check_outputs(self.parts)
         self.notes = check_splits(self.run, self.data, self.objective)
         self.watched = watched(self.run, self.data)
         self.checkpoints = Checkpoints(
