@@ -18,6 +18,7 @@ import numpy as np
 from hotrow.capabilities import kept_in_words, refused
 from hotrow.data.dataset import DataSet
 from hotrow.data.prepare.memory import machine_memory
+from hotrow.data.schema import Label
 from hotrow.errors import SettingsError
 from hotrow.models.histories import targets_of
 from hotrow.models.model import ModelInputs
@@ -220,6 +221,8 @@ def _run(known: _Known, techniques: Sequence[Technique]) -> dict[str, Any]:
     if pays["no rows for keys seen once"]:
         run["tables"]["admission"] = {"name": "count", "count": 2}
     run["model"] = _model(known.dataset.schema.feature_settings())
+    if (objective := _objective(known.dataset.schema.label_columns)) is not None:
+        run["objective"] = {"name": objective}
     run["optimizer"] = {"name": "adam", "lr": 0.001}
     steps = max(1, known.profile.samples // known.batch)
     run["train"] = {"epochs": 1, "log_every": max(1, steps // 50), "checkpoint_every": max(1, steps // 2)}
@@ -247,6 +250,13 @@ def _model(features: Sequence[Feature]) -> dict[str, Any]:
     if histories:
         return {"name": "transformer", "layers": 1, "targets": dict(histories)}
     return {"name": "dlrm"}
+
+
+def _objective(labels: Sequence[Label]) -> str | None:
+    """What the labels are for; None where it is what a run does anyway."""
+    if len(labels) > 1:
+        return "multi_task"
+    return "regression" if labels and labels[0].kind == "number" else None
 
 
 def relative(path: Path, run_file: Path) -> str:

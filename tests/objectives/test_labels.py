@@ -1,6 +1,7 @@
 """Samples with one label, several, or none: what is kept of them, what a run may train on, and what is refused."""
 
 import json
+import shutil
 
 import numpy as np
 import pyarrow as pa
@@ -12,9 +13,11 @@ from hotrow import Predictor
 from hotrow.data import DataSet, Reader, Schema, prepare
 from hotrow.errors import BatchError, DataError, HotrowError, SettingsError
 from hotrow.inspect import inspect
+from hotrow.run import load_run
 from hotrow.scores import write_scores
 from hotrow.train.trainer import train
 from objectives.conftest import MINUTES, samples, schema_of
+from old_formats import data_set_of_version_2
 
 
 def test_a_run_trains_on_the_label_that_it_names(make_run, weights_of):
@@ -157,3 +160,47 @@ def test_a_log_without_labels_is_followed_and_read_but_not_trained_on_by_binary(
     objective = BinarySettings().build(ObjectiveInputs([], ("click",)))
     with pytest.raises(HotrowError, match="no labels"):
         objective.loss(torch.zeros(3), Inputs())
+
+
+def test_a_data_set_of_one_label_is_written_and_read_as_ever(log_of, tmp_path):
+    shutil.copytree(log_of(["click"]), tmp_path / "old")
+    said = json.loads((tmp_path / "old" / "schema.json").read_text())
+    assert said["label"] == "click" and "labels" not in said
+    data_set_of_version_2(tmp_path / "old")
+    data = DataSet.open(tmp_path / "old")
+    assert data.schema.label_names == ("click",)
+    assert next(iter(Reader(data, "test", 200, shuffle=False))).labels.tolist() == samples(200, 2)["click"].to_pylist()
+
+
+def test_a_graph_is_of_the_label_that_is_named(log_of, call, tmp_path):
+    data, table = log_of(["click", "buy"]), samples(600, 1)
+
+    def edges(*options):
+        out = tmp_path / f"{len(options)}{options[-1:]}.graph"
+        code, said, error = call("graph", log_of([]) if not options else data, "--out", out, "--json", *options)
+        return json.loads(said)["edges"] if code == 0 else error
+
+    pairs = list(zip(table["user"].to_pylist(), table["item"].to_pylist(), strict=True))
+    for label in ("click", "buy"):
+        positive = {pair for pair, value in zip(pairs, table[label].to_pylist(), strict=True) if value > 0.5}
+        assert edges("--label", label) == len(positive)
+    assert edges() == len(set(pairs))
+    assert "--label: samples have several labels: click, buy" in edges("--positive", "0.5")
+
+
+def test_commands_that_need_no_label_work_without_one(log_of, call, tmp_path):
+    data = log_of([])
+    for command in (("inspect", data), ("profile", data), ("advise", data), ("flatten", data, tmp_path / "f.parquet")):
+        code, _, error = call(*command)
+        assert code == 0, (command, error)
+    assert pq.read_table(tmp_path / "f.parquet").column_names[0] == "price"
+
+
+@pytest.mark.parametrize(
+    ("labels", "objective"), [(["click"], "binary"), ([MINUTES], "regression"), (["click", MINUTES], "multi_task")]
+)
+def test_advise_writes_a_run_for_the_labels_there_are(log_of, call, tmp_path, labels, objective):
+    assert call("advise", log_of(labels), "--out", tmp_path / "run.toml")[0] == 0
+    run = load_run(tmp_path / "run.toml", ["train.steps=1"])
+    assert run.objective.name == objective
+    assert train(run).metrics

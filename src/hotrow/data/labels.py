@@ -12,7 +12,10 @@ from hotrow.errors import SettingsError, nearest
 def label_column(name: str, labels: Sequence[str], setting: str = "objective.label") -> int:
     """Where a label stands among those of the data set; refuses one that is not there, and to guess among several."""
     if not labels:
-        raise SettingsError(f"{setting}: the samples have no label. Prepare the log with one.")
+        raise SettingsError(
+            f"{setting}: the samples have no label. Prepare the log with one, or choose what needs none: "
+            f"in_batch_softmax, sampled_softmax or next_item."
+        )
     if not name and len(labels) == 1:
         return 0
     if not name:

@@ -55,9 +55,9 @@ class MultiTask(Objective):
 
     def __init__(self, settings: MultiTaskSettings, inputs: ObjectiveInputs) -> None:
         super().__init__(inputs)
+        if not inputs.labels:
+            label_column("", inputs.labels, "objective.tasks")  # which says so
         tasks = settings.tasks or {name: Task() for name in inputs.labels}
-        if not tasks:
-            raise SettingsError("objective: the samples have no label. Prepare the log with some.")
         self.tasks: dict[str, Objective] = {name: _objective(name, task, inputs) for name, task in tasks.items()}
         self.weights = {name: task.weight for name, task in tasks.items()}
         if not any(self.weights.values()):
