@@ -39,7 +39,7 @@ from hotrow.train.logs import RunFolder, find_run
 from hotrow.train.phases import Phases
 from hotrow.train.pipeline import Pipeline
 from hotrow.train.placing import Placing, place
-from hotrow.train.policies import open_pipeline
+from hotrow.train.policies import pipeline_of
 from hotrow.train.progress import Progress
 from hotrow.train.ranks import Ranks
 from hotrow.train.ready import Ready
@@ -141,7 +141,7 @@ class Ranker:
         if policy is None:
             ahead = Sync().ahead if isinstance(self.run.policy, Bounded) else self.run.policy.ahead
             return Pipeline(batches, self.embeddings, ahead=ahead, pin=self.device.type == "cuda", phases=phases)
-        return open_pipeline(
+        return pipeline_of(
             self._prepared(batches, self.embeddings.steps if first is None else first),
             self.embeddings,
             policy,

@@ -17,12 +17,13 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from torch import Tensor
 
 from hotrow.data.ahead import ahead as run_ahead
 from hotrow.data.batch import Batch
+from hotrow.errors import HotrowError
 from hotrow.objectives.inputs import Inputs
 from hotrow.train.phases import Phases
 from hotrow.train.ready import Ready
@@ -44,6 +45,9 @@ class Fetches(Protocol):
     def current(self, lookup: Any) -> bool: ...
     def prefetch(self, lookup: Any, step: int) -> None: ...
     def finish(self) -> Updates: ...
+
+    on_step: Callable[[], None] | None
+    """What ends a step instead of an update here and now."""
 
 
 Extras = Callable[[Batch], Mapping[str, Tensor]]
@@ -112,7 +116,7 @@ class Pipeline:
         self._phases = phases or Phases()
         self._pin = pin
         self._gate = Gate()
-        self._closed = False
+        self._closed = self._takes_steps = False
         self._untold = threading.Semaphore(told)
         grouped = run_ahead(self._group(batches), ahead)
         self._ready = self._fetched(run_ahead(self._told(grouped), told) if told else grouped)
@@ -135,8 +139,18 @@ class Pipeline:
         """
         return self._gate.closed()
 
+    def take_steps(self) -> Self:
+        """`embeddings.step()` hands the update of a batch over to this pipeline, until it is closed."""
+        self._embeddings.on_step, self._takes_steps = self.update, True
+        return self
+
+    def _leave_steps(self) -> None:
+        if self._takes_steps:
+            self._embeddings.on_step, self._takes_steps = None, False
+
     def close(self, *, drop: bool = False) -> None:
         """Applies updates still to be made unless they are to be dropped, ends the threads, closes the source."""
+        self._leave_steps()
         self._closed = True
         self._untold.release()
         self._ready.close()
@@ -280,6 +294,11 @@ class Behind(Pipeline):
         """What may be done once a batch's update is applied."""
 
     def __next__(self) -> Ready:
+        if self._takes_steps and self._taken > self._given:  # whoever fetches ahead would wait for its update for ever
+            raise HotrowError(
+                "The batch that was given last has not been trained on, and this policy gives the next one after its "
+                "update only: call step(ready), or after a backward of your own embeddings.step()."
+            )
         with self._phases("wait"):
             flight = self._next_flight()
             self._wait(lambda: self._may_take(flight.number))
@@ -309,6 +328,7 @@ class Behind(Pipeline):
             yield
 
     def close(self, *, drop: bool = False) -> None:
+        self._leave_steps()
         if not drop:
             self._drain()
         with self._changed:

@@ -1,4 +1,12 @@
-"""`open_pipeline`: batches on their way through tables, as fresh as a policy says."""
+"""`open_pipeline`: batches on their way through tables, as fresh as a policy says.
+
+    with open_pipeline(reader, embeddings, Exact()) as pipeline:
+        for ready in pipeline:
+            loss = step(ready)
+
+Reading, grouping and, where the policy allows it, fetching run ahead of the loop; updates may trail behind it. While
+the pipeline is open `embeddings.step()` hands it the update of the batch that was given last.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +14,7 @@ from collections.abc import Iterable
 
 from hotrow.data.batch import Batch
 from hotrow.embeddings import Embeddings
+from hotrow.objectives import Objective
 from hotrow.policy import Bounded, Exact, Hybrid, Policy, Sync
 from hotrow.train.exact import ExactPipeline
 from hotrow.train.hybrid import HybridPipeline
@@ -13,13 +22,24 @@ from hotrow.train.phases import Phases
 from hotrow.train.pipeline import Extras, Pipeline, no_extras
 from hotrow.train.ranks import Ranks
 
-_SYNC = Sync()
+_EXACT = Exact()
 
 
 def open_pipeline(
+    batches: Iterable[Batch], embeddings: Embeddings, policy: Policy = _EXACT, *, objective: Objective | None = None
+) -> Pipeline:
+    """A pipeline for a loop of your own, in one process. An `objective` draws what it needs for the batches."""
+    extras = no_extras
+    if objective is not None:
+        given, extras = objective, objective.extras
+        batches = (given.prepare(batch, number) for number, batch in enumerate(batches, start=embeddings.steps))
+    return pipeline_of(batches, embeddings, policy, extras=extras).take_steps()
+
+
+def pipeline_of(
     batches: Iterable[Batch],
     embeddings: Embeddings,
-    policy: Policy = _SYNC,
+    policy: Policy,
     *,
     ranks: Ranks | None = None,
     pin: bool = False,
