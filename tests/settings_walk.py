@@ -250,6 +250,7 @@ WALK: dict[str, Walk | Shown] = {
     "StepDecay.every": schedule({"name": "step", "every": 2}, every=1),
     "StepDecay.gamma": schedule({"name": "step", "every": 2}, gamma=0.5),
     "InverseSqrt.steps": schedule({"name": "inverse_sqrt"}, steps=3),
+    "FeatureSection.dropout": Walk({"features.item.dropout": 0.0}, {"features.item.dropout": 0.5}),
     "FeatureSection.pooling": Walk({"features.history.pooling": "mean"}, {"features.history.pooling": "sum"}),
     "DLRMSettings.bottom": model({"name": "dlrm", "bottom": [8], "top": [8]}, bottom=[4]),
     "DLRMSettings.top": model({"name": "dlrm", "bottom": [8], "top": [8]}, top=[4]),

@@ -27,6 +27,7 @@ from hotrow import _native
 from hotrow.capabilities import held_by_devices, kept_in_words, too_wide
 from hotrow.data.batch import Batch, check_tensor
 from hotrow.device_lookup import DeviceLookup
+from hotrow.dropout import with_dropout
 from hotrow.embedded import Embedded
 from hotrow.errors import BatchError, CheckpointError, HotrowError, SettingsError, nearest
 from hotrow.lookup import Chosen, Layout, Lookup, Only
@@ -136,6 +137,7 @@ class Embeddings(nn.Module):
         self.on_step: Callable[[], None] | None = None  # instead of applying the update here and now
         self.optional: frozenset[str] = frozenset()  # features that a batch may be without
         self._layouts: dict[Any, Layout] = {}
+        self._dropout = {feature.name: feature.dropout for feature in features if feature.dropout}
         self._pending: list[Lookup] = []
         self._pending_said = False
         self.expected_pending = _PENDING_SAID
@@ -208,7 +210,8 @@ class Embeddings(nn.Module):
         if lookup.training:
             self._check_pending()
             lookup.arrived = self._arrived
-        return lookup.embed()
+        embedded = lookup.embed()
+        return with_dropout(embedded, self._dropout) if self._dropout and lookup.training else embedded
 
     def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
         """Applies all gradients that came since the last step, as one step of each table's optimizer.

@@ -127,7 +127,18 @@ class Tables(Settings):
 class FeatureSection(Settings):
     """What a run may change about a feature of the data set."""
 
-    pooling: Literal["sum", "mean", "sequence"]
+    pooling: Literal["sum", "mean", "sequence"] | None = Field(
+        None, description="what a sample gets of its rows; as the data set says if not given"
+    )
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="share of samples whose vector is zeros in training; of a sequence, share of rows"
+    )
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> FeatureSection:
+        if not self.model_fields_set:
+            raise PydanticCustomError("sentence", "the section is empty: give pooling or dropout, or take it away.")
+        return self
 
 
 class PlanSection(Settings):
@@ -368,7 +379,7 @@ class Run(Settings):
         for name in self.features:
             if name not in known:
                 raise SettingsError(f'features.{name}: the data set has no feature "{name}".{nearest(name, known)}')
-        changes = {name: section.model_dump() for name, section in self.features.items()}
+        changes = {name: section.model_dump(exclude_none=True) for name, section in self.features.items()}
         return [f.model_copy(update=changes.get(f.name, {})) for f in features]
 
     def to_toml(self) -> str:

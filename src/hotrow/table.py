@@ -102,11 +102,13 @@ class Feature(Settings):
 
     `pooling` says what a sample gets: the "sum" or "mean" of its rows (weighted where the batch brings weights
     for the feature), or a "sequence" of them. A sample without keys gets zeros, or an empty sequence.
+    In training `dropout` is the share of samples that get zeros, or of a sequence's rows that are zeros.
     """
 
     name: str = Field(min_length=1)
     table: str = Field("", description="the table it looks up; its own name if not given", validate_default=True)
     pooling: Literal["sum", "mean", "sequence"] = "sum"
+    dropout: float = Field(0.0, ge=0, lt=1)
 
     @model_validator(mode="before")
     @classmethod

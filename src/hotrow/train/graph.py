@@ -52,6 +52,8 @@ class GraphStep:
     def __init__(self, embeddings: Embeddings, model: nn.Module, dense: DenseStep, loss: Loss) -> None:
         if embeddings.device_tier is None or embeddings.device_tier.device.type != "cuda":
             raise SettingsError("A CUDA graph needs embeddings whose results are computed on a CUDA device.")
+        if any(feature.dropout for feature in embeddings.features.values()):
+            raise SettingsError("A CUDA graph embeds by itself, without dropout of features. Take their dropout away.")
         self._embeddings, self._model, self._dense, self._loss = embeddings, model, dense, loss
         self._tier = embeddings.device_tier
         embeddings.prepare = self._pack
