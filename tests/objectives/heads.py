@@ -73,8 +73,17 @@ class Accuracy(Metric):
 class Copied(Accuracy):
     """Takes a name that is taken."""
 
+    watched: ClassVar = {}
+
     def compute(self):
         return {"auc": 1.0}
+
+
+class Late(Copied):
+    """Says its name when it has samples."""
+
+    def compute(self):
+        return {"auc": 1 / float(self.sums[0, 1])} if self.sums.sum() else {}
 
 
 class Towers(nn.Module):

@@ -9,7 +9,7 @@ from hotrow.errors import HotrowError, SettingsError
 from hotrow.objectives.binary_metrics import BinaryMetrics
 from hotrow.report.report import report
 from hotrow.train.trainer import train
-from objectives.conftest import samples
+from objectives.conftest import MINUTES, samples
 from objectives.heads import Accuracy, Towers
 
 
@@ -20,10 +20,10 @@ def following(make_run, tmp_path):
     for i in range(4):
         pq.write_table(samples(128, 20 + i), tmp_path / "incoming" / f"{i}.parquet")
 
-    def make(folder="run", every=64, **changes):
+    def make(folder="run", every=64, labels=("click",), **changes):
         follow = {"path": str(tmp_path / "incoming"), "idle": 0, "look_every": 0.01, "evaluate_every": every}
         settings = {"data__follow": {k: v for k, v in follow.items() if v is not None}, "train__epochs": 1}
-        return make_run(["click"], folder, **settings, **changes)
+        return make_run(list(labels), folder, **settings, **changes)
 
     return make
 
@@ -45,6 +45,13 @@ def test_each_batch_is_scored_with_what_was_known_before_it(following, lines_of)
             metrics.update(predictor.logits(batch), labels, users=users)
         wanted = {name: value for name, value in metrics.compute().items() if value == value}
         assert {name: line[name] for name in wanted} == pytest.approx(wanted, rel=1e-5)
+
+
+def test_every_label_of_a_followed_log_is_learned(following, lines_of):
+    run = following(every=200, labels=("click", "buy", MINUTES), objective={"name": "multi_task"})
+    assert train(run).samples == 512
+    assert [line["samples"] for line in lines_of(run, "progressive")] == [256, 256]
+    assert all({"click.auc", "buy.log_loss", "minutes.rmse"} <= set(line) for line in lines_of(run, "progressive"))
 
 
 def test_scoring_changes_nothing_of_what_is_learned(following, weights_of, lines_of):

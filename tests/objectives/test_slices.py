@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hotrow import Predictor
+from hotrow import Predictor, Trainer
 from hotrow.data import DataSet, Reader
 from hotrow.errors import SettingsError
 from hotrow.objectives.binary_metrics import BinaryMetrics
@@ -13,6 +13,7 @@ from hotrow.report.report import report
 from hotrow.train.evaluate import evaluate_path
 from hotrow.train.trainer import train
 from objectives.conftest import MINUTES, samples
+from objectives.heads import Towers
 from ranks import Ranks
 
 
@@ -85,3 +86,14 @@ def test_what_cannot_be_a_slice_is_refused_before_anything_starts(make_run, eval
     with pytest.raises(SettingsError, match=said):
         train(run)
     assert not run.output.folder.exists()
+
+
+def test_metrics_of_retrieval_are_sliced_on_a_log_without_labels(make_run):
+    objective = {"name": "in_batch_softmax", "k": [5]}
+    run = make_run([], model={}, objective=objective, train__steps=3, evaluate={"slices": ["country"]})
+    with Trainer(run, model=Towers) as trainer:
+        found = trainer.fit().metrics
+    parts = [name for name in found if name.startswith("country=") and name.endswith(".samples")]
+    assert len(parts) == 4 and sum(found[name] for name in parts) == found["samples"] == 200
+    weighed = sum(found[name] * found[name.replace(".samples", ".recall@5")] for name in parts) / 200
+    assert weighed == pytest.approx(found["recall@5"])

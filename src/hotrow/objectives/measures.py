@@ -14,7 +14,7 @@ from torch import Tensor
 from hotrow.data.batch import Batch
 from hotrow.errors import SettingsError
 from hotrow.objectives.metric import Metric
-from hotrow.objectives.objective import Objective
+from hotrow.objectives.objective import Metrics, Objective
 from hotrow.objectives.slices import Slice, keys_of, picked
 
 
@@ -49,10 +49,7 @@ class Together:
         for metric in self._own:
             for name, value in metric.compute().items():
                 if name in found:
-                    raise SettingsError(
-                        f'evaluate.metrics: {type(metric).__name__} gives "{name}", which is there already. Give it '
-                        f"another name."
-                    )
+                    raise _taken(metric, name)
                 found[name] = float(value)
         return found
 
@@ -102,6 +99,29 @@ class Measures:
             if count:
                 found |= {f"{name}.{metric}": value for metric, value in part.compute().items()}
         return found
+
+
+def check_names(objective: Objective, own: Sequence[Metric]) -> None:
+    """Refuses metrics of the user's whose names are taken, as far as they say them without a sample."""
+    taken = {*objective.watched, *_names(objective.metrics())}
+    for metric in own:
+        for name in {*metric.watched, *_names(metric)}:
+            if name in taken:
+                raise _taken(metric, name)
+        taken |= {*metric.watched, *_names(metric)}
+
+
+def _names(metrics: Metrics | Metric) -> set[str]:
+    try:
+        return set(metrics.compute())
+    except Exception:  # it may need samples
+        return set()
+
+
+def _taken(metric: Metric, name: str) -> SettingsError:
+    return SettingsError(
+        f'evaluate.metrics: {type(metric).__name__} gives "{name}", which is there already. Give it another name.'
+    )
 
 
 def on_host(outputs: Any) -> Any:

@@ -27,6 +27,7 @@ from hotrow.data.steps import schema_after
 from hotrow.errors import DataError, SettingsError
 from hotrow.models import ModelInputs, OwnModel, build
 from hotrow.objectives import Objective, ObjectiveInputs, Retrieval
+from hotrow.objectives.measures import check_names
 from hotrow.objectives.slices import check_slices
 from hotrow.plan import Plan
 from hotrow.plan.topology import Topology
@@ -441,8 +442,7 @@ def _of_schema(run: Run, schema: Schema) -> list[Problem]:
         if run.train.early_stopping is not None:
             metric_of(run, objective)
         check_slices(run.evaluate.slices, after)
-        for metric in run.evaluate.metrics:
-            metric.build(objective.inputs)
+        check_names(objective, [metric.build(objective.inputs) for metric in run.evaluate.metrics])
         tables = run.tables_of(feature.table for feature in [*features, *objective.features()])
         if run.train.device == "cuda" and (wrong := too_wide(tables)):
             return [Problem("train.device", wrong)]
