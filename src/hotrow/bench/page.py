@@ -22,9 +22,9 @@ sides of a ratio took turns in one run on one machine, each turn after a pause o
 side that spin after their work are asleep; peers run with their default settings. A figure that was not reached
 stands here as not reached.
 
-A figure of kind *product* is of what users run: `hotrow prepare`, or `hotrow train` with reading, logging and metrics.
-One of kind *part* is of a part with a loop of its own: what the part can do, not what a run of yours reaches. Each
-section says what it runs; the [README](../README.md#how-fast) has what `hotrow train` does.
+A figure of kind *product* is of what users run: `hotrow prepare`, or a run by `hotrow train` or its `Trainer`, with
+reading, logging and metrics. One of kind *part* is of a part with a loop of its own: what the part can do, not what a
+run of yours reaches. Each section says what it runs; the [README](../README.md#how-fast) has what `hotrow train` does.
 """
 
 CURVE = "cache.auc.wide_deep.s"
