@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from own_parts import Drifting, Tower
+from test_ranks import ADAGRAD, assert_close, end_of, pool, trained  # noqa: F401
 from test_trainer import Interrupt, lines
 from torch import nn
 
@@ -187,3 +188,17 @@ def test_a_run_whose_dense_part_is_all_frozen_trains_its_rows(make_run, tmp_path
         result = trainer.fit()
         assert all(torch.equal(value, before[name]) for name, value in weights(trainer).items())
     assert result.metrics["auc"] > 0.6
+
+
+def test_ranks_make_the_same_steps_with_a_class_and_groups(make_run, tmp_path, trained):  # noqa: F811
+    groups = [{"parameters": "*.bias", "frozen": True}, {"parameters": "deep.*", "lr": 0.002}]
+    settings = {
+        "tables": ADAGRAD,
+        "model": {"name": "wide_deep", "deep": [8], "dropout": 0.0},
+        "optimizer": {"name": "torch.optim:ASGD", "lr": 0.05, "groups": groups},
+    }
+    one = make_run(**settings, data__batch_size=96, output__folder=str(tmp_path / "one"))
+    train(one)
+    two = make_run(**settings, data__batch_size=48, cluster={"rows": "sharded"})
+    trained(two)
+    assert_close(end_of(two), end_of(one))
