@@ -33,7 +33,8 @@ _ELSEWHERE = {"--strict"}
 """Options of other programs."""
 _BLOCK = re.compile(r"(<!-- not run: [^>]+ -->\n)?^```(\w+)[ ]*([\w.]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _SIZES = re.compile(r"(--(?:samples|lines|events)) \d+")
-_FEW = {"examples/session_log_recd/README.md": " --set train.steps=4"}
+_STEPS = " --set train.steps=4"
+_FEW = {"examples/session_log_recd/README.md": _STEPS, "examples/own_model/README.md": _STEPS}
 
 
 def name(page):

@@ -49,6 +49,11 @@ class DensePart(nn.Module):
                 f"The dense part of {type(model).__name__} cannot be exported: the shapes it computes with depend on "
                 f"the samples. This one is served by hotrow.Predictor."
             )
+        if type(model).forward is nn.Module.forward:
+            raise SettingsError(
+                f"The dense part of {type(model).__name__} cannot be exported: it has no forward. A model of towers is "
+                f"served by hotrow.Predictor, whose rank encodes a user once."
+            )
         self.model, self._inputs = model, inputs
         self.sequences = tuple(model.targets) if isinstance(model, DIN) else ()
         if not isinstance(model, RankingModel):  # which averages all other sequences itself

@@ -33,11 +33,11 @@ def test_the_two_towers_of_the_page_are_trained(tmp_path: Path, monkeypatch: pyt
             history = pa.array(random.integers(0, 9, (40, 3)).tolist())
             table = {"click": np.ones(40, np.float32), "user": keys[0], "item": keys[1], "history": history}
             writer.write(split, pa.table(table))
-    (tmp_path / "two_tower.py").write_text(block("python"))
+    (tmp_path / "towers.py").write_text(block("python"))
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "two_tower", raising=False)
+    monkeypatch.delitem(sys.modules, "towers", raising=False)
     settings = tomllib.loads(block("toml"))
     settings |= {"data": {"path": str(tmp_path / "data"), "batch_size": 8}, "output": {"folder": str(tmp_path / "run")}}
     result = train(parse(Run, settings).trusted(tmp_path))
     assert {"recall@10", "ndcg@50"} <= set(result.metrics)
-    sys.modules.pop("two_tower")
+    sys.modules.pop("towers")

@@ -104,6 +104,11 @@ def test_pandas_frames_are_scored_where_pandas_is(predictor):
     assert torch.equal(predictor.rank(USER, pandas.DataFrame({"item": ITEMS})).keys, predictor.rank(USER, ITEMS).keys)
 
 
+def test_towers_without_a_forward_are_not_exported(predictor, tmp_path):
+    with pytest.raises(SettingsError, match="Counted cannot be exported: it has no forward"):
+        predictor.export(tmp_path / "dense.pt2")
+
+
 @pytest.mark.parametrize(
     ("user", "candidates", "k", "error", "said"),
     [
