@@ -18,6 +18,7 @@ from hotrow.settings import parse
 from hotrow.table import Feature
 from hotrow.train.trainer import train
 from ranks import Ranks
+from train.conftest import SCHEMA
 
 IN_BATCH = {"name": "in_batch_softmax", "k": [5, 20]}
 SAMPLED = {"name": "sampled_softmax", "k": [5, 20], "negatives": 24}
@@ -266,6 +267,20 @@ def test_early_stopping_watches_a_metric_over_all_items(retrieval):
     assert result.stopped == "early" and result.steps == 8
     with pytest.raises(SettingsError, match=r'"recall@7" is no metric.*Did you mean "recall@'):
         train(retrieval(train__evaluate_every=4, train__early_stopping={"metric": "recall@7"}))
+
+
+def test_drawn_items_are_whole_where_fields_are_dropped(retrieval):
+    result = train(retrieval(SAMPLED, train__steps=3, features={"item": {"dropout": 0.5}}))
+    assert result.steps == 3
+
+
+def test_every_sample_of_a_log_without_labels_is_a_positive(retrieval, write_log, tmp_path):
+    schema = SCHEMA.model_copy(update={"label": None, "labels": ()})
+    path = write_log(tmp_path / "views", schema=schema, change=lambda table: table.drop_columns("click"))
+    for objective in (IN_BATCH, NEXT):
+        folder = str(tmp_path / objective["name"])
+        run = retrieval(objective, train__steps=3, data__path=str(path), output__folder=folder)
+        assert train(run).metrics["samples"] == 500
 
 
 def test_slices_add_up_to_all_samples(retrieval):

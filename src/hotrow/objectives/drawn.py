@@ -54,8 +54,8 @@ class Draw:
 
 
 def twins(features: Sequence[Feature], names: Sequence[str]) -> list[Feature]:
-    """The features that the items are looked up by."""
-    return [f.model_copy(update={"name": _TWIN + f.name}) for f in features if f.name in names]
+    """The features that the items are looked up by; they drop nothing, for they are no fields of a sample."""
+    return [f.model_copy(update={"name": twin(f.name), "dropout": 0.0}) for f in features if f.name in names]
 
 
 def twin(feature: str) -> str:
