@@ -41,6 +41,7 @@ CHANGES = {
     "compile in bf16": {"compile": True, "precision": "bf16"},
     "epochs on two threads": {"epochs": 2, "threads": 2, "seed": 5},
     "stopping": {"early_stopping": {"patience": 1, "min_delta": 1.0}, "evaluate_every": 2},
+    "accumulated": {"accumulate": 2},
     "checkpoints": {"checkpoint_every": 1, "incremental": 2, "keep": 3, "steps": 5, "log_every": 1},
 }
 
@@ -85,7 +86,8 @@ def trained(run: Run) -> tuple[Result, list[str]]:
 
 def test_every_setting_of_train_is_tried() -> None:
     tried = {name for change in CHANGES.values() for name in change}
-    assert tried | {"device"} == set(Train.model_fields), "tests/kernels try a device that is not the CPU"
+    # tests/kernels try a device that is not the CPU, and test_warm_start.py a run that begins with another's
+    assert tried | {"device", "warm_start"} == set(Train.model_fields)
     assert {"patience", "min_delta", "metric"} == set(EarlyStopping.model_fields)
 
 
@@ -106,7 +108,7 @@ def test_a_model_trains_with_a_setting(
     run = run_of(log, tmp_path / "run", model, **changes)
     result, said = trained(run)
     assert not any("compile" in sentence for sentence in said)
-    stopped, steps = {"stopping": ("early", 4), "checkpoints": ("end", 5)}.get(
+    stopped, steps = {"stopping": ("early", 4), "checkpoints": ("end", 5), "accumulated": ("end", 3)}.get(
         change, ("end", EPOCH * run.train.epochs)
     )
     assert (result.stopped, result.steps) == (stopped, steps)
