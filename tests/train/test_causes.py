@@ -91,6 +91,6 @@ def test_gradients_alone_are_named_by_weight_and_feature(make_run):
 def test_where_no_step_is_looked_at_the_line_of_metrics_says_which_was_the_first(make_run):
     run = make_run(**IN_ORDER | {"train__checkpoint_every": 16, "train__log_every": 5})
     with Trainer(run, hooks=[Spoil(12, poison_weight)]) as trainer, pytest.raises(NotFiniteError, match="at step 13"):
-        trainer._step.looks = False  # as on a GPU
+        trainer.one_step.looks = False  # as on a GPU
         trainer.fit()
     assert len(lines(run, "train")) == 2

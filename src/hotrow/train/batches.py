@@ -47,6 +47,7 @@ class RunBatches:
             t.progress.start(0 if math.isinf(t.steps) else int(t.steps), t.state.step, "Training step")
             for hook in t.hooks:
                 hook.begin(t)
+            t.embeddings.on_step = self._stepped
             self._opened = opening.pop_all()
         return self
 
@@ -55,7 +56,9 @@ class RunBatches:
     ) -> None:
         opened, self._opened = self._opened, None
         self._trainer.given = None
-        self._trainer.forget()
+        self._trainer.embeddings.on_step = None
+        if self._trainer.feed.held:  # gradients that wait for a step that is not made
+            self._trainer.one_step.forget()
         if opened is not None:
             opened.__exit__(kind, error, trace)
 
@@ -82,6 +85,15 @@ class RunBatches:
         self.__exit__(None, None, None)
         raise StopIteration
 
+    def _stepped(self) -> None:
+        """What `embeddings.step()` does: rows learn as the policy has it, and the run is a step further."""
+        t, given = self._trainer, self._trainer.given
+        if given is None:
+            raise HotrowError("embeddings.step() was called twice for a batch, or before the first one was given.")
+        t.state.samples += t.feed.held_samples + (given.samples or len(given.batch))
+        t.feed.update(given.batch)
+        t.state.step += 1
+
     def _after_step(self, ready: Ready) -> None:
         t, self._trainer.given = self._trainer, None
         before, self._held = self._held, t.feed.held
@@ -107,7 +119,7 @@ class RunBatches:
         self._tell()
         if best or self._over() or t.flags["checkpoint"]:
             t.checkpoint()
-        t.asked = t.asked | asked
+        t.due.ask(asked)
 
     def _flags_without_step(self) -> dict[str, bool]:
         """Of a step that a loop made by itself."""
@@ -122,7 +134,7 @@ class RunBatches:
                 "With several ranks gradients are to be averaged, and ranks agree on what comes next: make steps with "
                 "trainer.step(ready)."
             )
-        return dict(zip(FLAGS, t.to_say(t.state.step), strict=True))
+        return dict(zip(FLAGS, t.due.to_say(t.state.step), strict=True))
 
     def _told(self, event: StepEvent) -> Flags:
         asked = Flags()
@@ -209,5 +221,5 @@ class RunBatches:
         t, stopping = self._trainer, self._trainer.run.train.early_stopping
         t.evaluate(split)
         for hook in t.hooks:
-            t.asked = t.asked | (hook.evaluated(t, split, dict(t.state.metrics)) or Flags())
+            t.due.ask(hook.evaluated(t, split, dict(t.state.metrics)))
         return stopping is not None and judged(t.state, t.run, split, t.objective)

@@ -24,7 +24,7 @@ from hotrow.data.marks import Marks
 from hotrow.data.steps import schema_after
 from hotrow.embedded import Embedded
 from hotrow.embeddings import Embeddings
-from hotrow.errors import CheckpointError, DataError, NotFiniteError, SettingsError
+from hotrow.errors import CheckpointError, DataError, HotrowError, NotFiniteError, SettingsError
 from hotrow.models import ModelInputs, build
 from hotrow.objectives import Catalogue, Objective, ObjectiveInputs
 from hotrow.objectives.inputs import Inputs
@@ -43,6 +43,7 @@ from hotrow.train.policies import pipeline_of
 from hotrow.train.progress import Progress
 from hotrow.train.ranks import Ranks
 from hotrow.train.ready import Ready
+from hotrow.train.step import Step
 from hotrow.world import World
 
 
@@ -170,6 +171,19 @@ class Ranker:
         """The objective's metrics and the user's own, of no sample yet."""
         own = [metric.build(self.objective.inputs) for metric in self.run.evaluate.metrics]
         return Together(self.objective, own)
+
+    def step(self, phases: Phases) -> Step:
+        """What trains on a batch."""
+        return Step(
+            self.embeddings,
+            self.model,
+            self.objective,
+            self.run.optimizer,
+            forward=self.dense,
+            ranks=self.ranks,
+            phases=phases,
+            columns=self.columns,
+        )
 
     def train(self, on: bool = True) -> None:
         """Switches dropout, batch statistics and the making of rows on or off."""
@@ -306,6 +320,18 @@ def host(run: Run) -> Iterator[None]:
         _native.set_threads(rows)
         torch.use_deterministic_algorithms(exact)
         torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def at_work(run: Run) -> Iterator[None]:
+    """The process as the run wants it; a disk that fails is a sentence."""
+    try:
+        with host(run):
+            yield
+    except OSError as error:
+        raise HotrowError(
+            f"The run stopped at {error.filename or run.output.folder}: {error.strerror or error}."
+        ) from error
 
 
 def _device(run: Run) -> torch.device:

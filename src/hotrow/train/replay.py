@@ -98,14 +98,14 @@ class _Again(Trainer):
     def _assemble(self, closing: contextlib.ExitStack) -> None:
         super()._assemble(closing)
         self.checkpoints = self._kept
-        self._step.looks = True
+        self.one_step.looks = True
 
     def go_to(self, step: int) -> Ready:
         """The batch of that step, or of one before it that is not finite; its gradients are there, and not applied."""
         with self.pipeline() as pipeline:
             for ready in pipeline:
                 if self.state.step + 1 == step and self.feed.closes:
-                    self._step.compute(ready)
+                    self.one_step.compute(ready)
                     return ready
                 try:
                     self.step(ready)
@@ -113,10 +113,10 @@ class _Again(Trainer):
                     return ready
         raise SettingsError(f"The run ended after step {self.state.step:,}: there is no step {step:,}.")
 
-    def to_say(self, step: int) -> tuple[bool, ...]:
+    def step(self, ready: Ready) -> Tensor:
         """Stands still wherever the run did, for under `Hybrid` that changes what rows miss."""
-        self.asked = self.asked | Flags(checkpoint=step in self._stood)
-        return super().to_say(step)
+        self.due.ask(Flags(checkpoint=self.feed.closes and self.state.step + 1 in self._stood))
+        return super().step(ready)
 
     def evaluate(self, split: str = "") -> dict[str, float]:
         self.checkpoint()
@@ -126,13 +126,13 @@ class _Again(Trainer):
         with self.at_work(), self.feed.paused():
             for tier in self.embeddings.router.tiers.values():
                 tier.flush()
-        self._checkpoint_wanted = False
+        self.due.checkpoint = False
         return self.checkpoints.at(self.state.step)
 
     def compared(self, folder: RunFolder, ready: Ready) -> dict[str, Any]:
         """How many losses of these steps the run logged, and the first step whose loss is another now."""
-        assert self._step.loss is not None
-        self.losses.add(self._step.loss, self.objective.weight(ready.batch))
+        assert self.one_step.loss is not None
+        self.losses.add(self.one_step.loss, self.objective.weight(ready.batch))
         mean = self.losses.shown()
         here = [*_logged(self.folder), (self.state.step + 1, mean)]
         then = _logged(folder)
@@ -220,7 +220,7 @@ def _notes(run: Run, began: int) -> list[str]:
 
 def _found(trainer: _Again, ready: Ready) -> dict[str, Any]:
     """What is known of the step that was made last."""
-    step = trainer._step
+    step = trainer.one_step
     return {
         "step": trainer.state.step + 1,
         "samples": len(ready.batch),

@@ -22,26 +22,25 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from hotrow.errors import HotrowError, NotFiniteError
+from hotrow.errors import NotFiniteError
 from hotrow.objectives import Metric, Objective
-from hotrow.policy import Hybrid
 from hotrow.run import Run
 from hotrow.train.batches import RunBatches
 from hotrow.train.best import check_splits, finite, in_words, watched
 from hotrow.train.checkpoint import Checkpoints
 from hotrow.train.compatibility import refuse_problems
-from hotrow.train.evaluate import Ranker, evaluate, host
+from hotrow.train.due import Due
+from hotrow.train.evaluate import Ranker, at_work, evaluate
 from hotrow.train.feed import Feed
 from hotrow.train.feeds import feed_of
-from hotrow.train.hooks import Flags, Hook
+from hotrow.train.hooks import Hook
 from hotrow.train.logs import Log, Quiet, RunFolder, locked
 from hotrow.train.losses import Losses
 from hotrow.train.machine import Machine
@@ -52,7 +51,6 @@ from hotrow.train.ready import Ready
 from hotrow.train.resume import begin, cut, result_of, to_go_on_from
 from hotrow.train.signals import Signals
 from hotrow.train.state import Result, State
-from hotrow.train.step import Step
 from hotrow.world import World
 
 
@@ -82,8 +80,7 @@ class Trainer:
         self.steps: float = 0
         self.given: Ready | None = None  # what the loop is at work on
         self.flags: dict[str, bool] | None = None  # what ranks said with the last step
-        self.asked = Flags()
-        self._checkpoint_wanted = False
+        self.due = Due(self)
         with contextlib.ExitStack() as opened:
             opened.enter_context(self.at_work())
             closing = opened.enter_context(contextlib.ExitStack())
@@ -110,30 +107,18 @@ class Trainer:
         check_outputs(self.parts)
         self.notes = check_splits(self.run, self.data, self.objective)
         self.watched = watched(self.run, self.data)
+        keep, incremental = self.run.train.keep, self.run.train.incremental
         self.checkpoints = Checkpoints(
-            self.folder.checkpoints,
-            keep=self.run.train.keep,
-            incremental=self.run.train.incremental,
-            peers=self.ranks.peers,
+            self.folder.checkpoints, keep=keep, incremental=incremental, peers=self.ranks.peers
         )
         closing.callback(self.checkpoints.wait)
         closing.callback(lambda: self.log.close())
         closing.callback(self.feed.close)
-        self._step = Step(
-            self.embeddings,
-            self.model,
-            self.objective,
-            self.run.optimizer,
-            forward=self.parts.dense,
-            ranks=self.ranks,
-            phases=self.feed.phases,
-            columns=self.parts.columns,
-        )
-        self._step.keeps_outputs = self.feed.scores
-        self.optimizer = self._step.optimizer
+        self.one_step = self.parts.step(self.feed.phases)
+        self.one_step.keeps_outputs = self.feed.scores
+        self.optimizer = self.one_step.optimizer
         self.losses = Losses(self.state, self.ranks)
         self.machine = Machine(self.embeddings, self.feed.phases, self.device)
-        self.embeddings.on_step = self._stepped
         self.embeddings.expected_pending = max(self.embeddings.expected_pending, self.run.train.accumulate)
 
     def fit(self) -> Result:
@@ -151,13 +136,13 @@ class Trainer:
         """Trains on a batch; its mean loss, on the device. The last that `train.accumulate` joins makes a step."""
         closes = self.feed.closes
         try:
-            loss = self._step(ready, self.to_say(self.state.step + 1)) if closes else self._step.add(ready)
+            loss = self.one_step(ready, self.due.to_say(self.state.step + 1)) if closes else self.one_step.add(ready)
         except NotFiniteError as error:
             raise NotFiniteError(f"{error} {to_go_on_from(self)}") from None
         if self.feed.scores:
-            self.feed.scored(ready.batch, self._step.outputs)
+            self.feed.scored(ready.batch, self.one_step.outputs)
         if closes:
-            self.flags = self._step.flags
+            self.flags = self.one_step.flags
         else:
             self.feed.hold(ready.batch, ready.samples or len(ready.batch))
         self.losses.add(loss, self.objective.weight(ready.batch), closes=closes)
@@ -181,7 +166,7 @@ class Trainer:
         with self.at_work(), self.feed.paused():
             cut(self)
         self.log.write("checkpoint", self.state.step, {"stopped_training_for": time.monotonic() - began})
-        self._checkpoint_wanted = False
+        self.due.checkpoint = False
         return self.checkpoints.at(self.state.step)
 
     def result(self) -> Result:
@@ -200,52 +185,12 @@ class Trainer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
-    @contextlib.contextmanager
-    def at_work(self) -> Iterator[None]:
+    def at_work(self) -> contextlib.AbstractContextManager[None]:
         """The process as the run wants it; a disk that fails is a sentence."""
-        try:
-            with host(self.run):
-                yield
-        except OSError as error:
-            what = error.filename or self.run.output.folder
-            raise HotrowError(f"The run stopped at {what}: {error.strerror or error}.") from error
-
-    def to_say(self, step: int) -> tuple[bool, ...]:
-        """What this rank says with a step, in the order of `FLAGS`."""
-        every, asked = self.run.train.checkpoint_every, self.asked
-        due = every is not None and step % every == 0
-        self._checkpoint_wanted |= due or asked.checkpoint or self.feed.checkpoint_due
-        self.checkpoints.check()
-        if self.checkpoints.missed:
-            self.progress.say(f"{self.checkpoints.missed} It is taken again.")
-            self.checkpoints.missed, self._checkpoint_wanted = "", True
-        self.asked = Flags()
-        caught, cut_now = self.signals.caught, self.ranks.first and self._checkpoint_wanted and self._may_cut()
-        return caught == "SIGINT", caught == "SIGTERM", cut_now, asked.evaluate, asked.stop, False
-
-    def _may_cut(self) -> bool:
-        """Whether a checkpoint may begin: beside another one only where a pause at a later step would change bits."""
-        policy = self.run.policy
-        return not self.checkpoints.busy or (isinstance(policy, Hybrid) and policy.worst)
-
-    def _stepped(self) -> None:
-        """What `embeddings.step()` does: rows learn as the policy has it, and the run is a step further."""
-        if self.given is None:
-            self.embeddings.finish().apply()
-            return
-        self.state.samples += self.feed.held_samples + (self.given.samples or len(self.given.batch))
-        self.feed.update(self.given.batch)
-        self.state.step += 1
-
-    def forget(self) -> None:
-        """Lets go of gradients that wait for a step that is not made."""
-        if self.feed.held:
-            self._step.forget()
+        return at_work(self.run)
 
 
 def train(run: Run, *, resume: bool = False, overwrite: bool = False, progress: Progress | None = None) -> Result:
