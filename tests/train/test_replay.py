@@ -145,7 +145,7 @@ def test_a_step_that_cannot_be_made_again_is_a_sentence(make_run, tmp_path):
     run = make_run(train__steps=6)
     result = train(run)
     folder = run.output.folder
-    for step, said in ((0, "counted from 1"), (-3, "counted from 1"), (7, "has 6 steps")):
+    for step, said in ((0, "counted from 1"), (-3, "counted from 1"), (7, "has steps 1 to 6")):
         with pytest.raises(SettingsError, match=said):
             replay(folder, step)
     with pytest.raises(SettingsError, match="give the run folder"):

@@ -61,7 +61,7 @@ def replay(
     beside = tempfile.TemporaryDirectory(prefix="hotrow-replay-")
     with beside as scratch, _Again(_elsewhere(run, Path(scratch) / "run"), folder, start, progress) as trainer:
         if step > trainer.steps:
-            raise SettingsError(f"--step {step}: the run in {folder.path} has {trainer.steps:,} steps.")
+            raise SettingsError(f"--step {step}: the run in {folder.path} has steps 1 to {trainer.steps:,}.")
         ready = trainer.go_to(step)
         found = {"run": str(folder.path), "began": trainer.start, **_found(trainer, ready)}
         found |= {**trainer.compared(folder, ready), "notes": _notes(run, trainer.start), "out": str(place)}
