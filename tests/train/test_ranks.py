@@ -15,6 +15,8 @@ import torch
 
 from hotrow.data import DataSet
 from hotrow.errors import SettingsError
+from hotrow.policy import Sync
+from hotrow.run import Cluster
 from hotrow.service.shard import Shard
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.evaluate import Ranker, evaluate, evaluate_path
@@ -240,6 +242,16 @@ def test_drift_and_sample_of_a_cache_are_those_of_the_run(make_run, pool, shards
     run = make_run(train__steps=1, policy=policy, cluster={"shards": shards, "cache": {"drift": 0.5, "sample": 7}})
     made = pool.run(2, "train_work:caches", run.to_toml(), timeout=120)
     assert made == [[{"drift": 0.5, "sample": 7, "bound": 9}]] * 2
+
+
+def test_behind_a_cache_a_run_measures_what_its_checkpoint_measures(make_run, shards, trained):
+    run = make_run(policy={"name": "bounded", "clock": 50}, cluster={"shards": shards, "cache": {}})
+    said = trained(run)["metrics"]
+    alone = run.model_copy(update={"cluster": Cluster(), "policy": Sync()})
+    checkpoint = Checkpoint(Checkpoints(run.output.folder / "checkpoints").latest())
+    ranker = Ranker(alone)
+    ranker.restore(checkpoint, checkpoint.arrays())
+    assert said == pytest.approx(evaluate(ranker, "test"), rel=1e-6)
 
 
 def test_what_the_first_rank_refuses_all_refuse_with_the_same_sentence(make_run, pool):

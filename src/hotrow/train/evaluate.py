@@ -172,6 +172,13 @@ class Ranker:
         own = [metric.build(self.objective.inputs) for metric in self.run.evaluate.metrics]
         return Together(self.objective, own)
 
+    def settle(self) -> None:
+        """Has caches of several ranks write back: an evaluation measures what a checkpoint taken here would hold."""
+        if self.ranks.world.size > 1:
+            for tier in self.embeddings.router.tiers.values():
+                tier.flush()
+            self.ranks.decide("")  # nobody reads before all have
+
     def step(self, phases: Phases) -> Step:
         """What trains on a batch."""
         return Step(
@@ -228,6 +235,7 @@ def evaluate(
     progress = progress or Progress()
     metrics = ranker.measures(split)
     reader = ranker.whole_reader(split)
+    ranker.settle()
     step = reader.batch_size * reader.world
     batches = len(reader) if samples is None else min(len(reader), -(-samples // step))
     training, unusable = ranker.model.training, 0
