@@ -399,7 +399,7 @@ def test_a_damaged_checkpoint_leaves_the_one_before_in_place(growing):
 
 def test_dense_parts_name_what_they_take(trained):
     predictor = Predictor(trained("din").output.folder)
-    part = DensePart(predictor._now.model, predictor._inputs)
+    part = DensePart(predictor._now.model, predictor._inputs, predictor.objective)
     assert part.sequences
     assert set(part.sequences).isdisjoint(part.features)
     assert np.all([name in part.model.inputs.names for name in (*part.sequences, *part.features)])

@@ -8,7 +8,7 @@ import torch
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
-from hotrow import Embedded, ModelInputs
+from hotrow import Embedded, ModelInputs, expand
 
 
 class NextItem(nn.Module):
@@ -30,15 +30,17 @@ class NextItem(nn.Module):
 
     def position_vectors(self, rows: Embedded, dense: Tensor | None) -> Tensor:
         """`[B, T, D]`: the position of a film has seen that film and those before it."""
-        films, _ = rows.sequence("history").expand().padded(self.length)
+        history = rows.sequence("history")
+        films, _ = history.padded(self.length)  # each history once, however many samples share it
         later = torch.ones(self.length, self.length, dtype=torch.bool, device=films.device).triu(1)
-        return self.layers(films + self.places, mask=later)
+        return expand(self.layers(films + self.places, mask=later, is_causal=True), history.inverse)
 
     def user_vectors(self, rows: Embedded, dense: Tensor | None) -> Tensor:
         """The position of the last film."""
-        last = rows.sequence("history").expand().lengths.clamp(max=self.length) - 1
+        history = rows.sequence("history")
+        last = expand(history.lengths, history.inverse).clamp(max=self.length) - 1
         positions = self.position_vectors(rows, dense)
-        found = positions[torch.arange(len(positions)), last.clamp(min=0)]
+        found = positions[torch.arange(positions.shape[0]), last.clamp(min=0)]
         return torch.where((last >= 0)[:, None], found, self.nobody)
 
     def item_vectors(self, rows: Embedded, dense: Tensor | None) -> Tensor:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hotrow.plan import Link, Plan, Share, Topology
     from hotrow.plan.shard import shard
     from hotrow.plan.zipf import Zipf
+    from hotrow.policy import Bounded, Exact, Hybrid, Sync
     from hotrow.predictor import Predictor
     from hotrow.run import Run
     from hotrow.service.local import ShardProcess
@@ -37,13 +38,16 @@ _HOME = {
     "Adagrad": "store.optimizers",
     "Adam": "store.optimizers",
     "Batch": "data.batch",
+    "Bounded": "policy",
     "DataSet": "data",
     "Embedded": "embedded",
     "Embeddings": "embeddings",
+    "Exact": "policy",
     "Feature": "table",
     "Flags": "train.hooks",
     "Group": "data.batch",
     "Hook": "train.hooks",
+    "Hybrid": "policy",
     "Jagged": "data.batch",
     "JaggedRows": "embedded",
     "Link": "plan",
@@ -64,6 +68,7 @@ _HOME = {
     "Share": "plan",
     "Step": "train.step",
     "StepEvent": "train.hooks",
+    "Sync": "policy",
     "Table": "table",
     "Topology": "plan",
     "Trainer": "train.trainer",
@@ -79,14 +84,17 @@ __all__ = [
     "Adagrad",
     "Adam",
     "Batch",
+    "Bounded",
     "DataSet",
     "Embedded",
     "Embeddings",
+    "Exact",
     "Feature",
     "Flags",
     "Group",
     "Hook",
     "HotrowError",
+    "Hybrid",
     "Jagged",
     "JaggedRows",
     "Link",
@@ -106,6 +114,7 @@ __all__ = [
     "Share",
     "Step",
     "StepEvent",
+    "Sync",
     "Table",
     "Topology",
     "Trainer",

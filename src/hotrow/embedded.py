@@ -50,6 +50,11 @@ class JaggedRows:
         """Where in `values` each unique sample's rows begin."""
         return self.offsets[:-1] if self.begins is None else self.begins
 
+    @property
+    def longest(self) -> int:
+        """The rows of the longest sequence."""
+        return int(self.lengths.max()) if len(self.lengths) else 0
+
     def apart(self) -> JaggedRows:
         """The same with sequences one after another: those that overlap are spelled out, samples are not."""
         if self.begins is None:
@@ -69,15 +74,14 @@ class JaggedRows:
 
         T is the longest sequence, or `length`, which keeps the *last* `length` rows of each.
         """
-        lengths = self.lengths
-        longest = int(lengths.max()) if len(lengths) else 0
-        t = longest if length is None else length
+        lengths = self.lengths  # shapes, not len(): torch.export takes them for symbols
+        t = self.longest if length is None else length
         kept = lengths.clamp(max=t)
         mask = torch.arange(t, device=lengths.device)[None, :] < kept[:, None]
-        if len(self.values) == 0:
-            return self.values.new_zeros(len(lengths), t, self.values.shape[1]), mask
+        if self.values.shape[0] == 0:
+            return self.values.new_zeros(lengths.shape[0], t, self.values.shape[1]), mask
         at = (self.starts + lengths - kept)[:, None] + torch.arange(t, device=lengths.device)[None, :]
-        rows = self.values[at.clamp(max=len(self.values) - 1)]
+        rows = self.values[at.clamp(max=self.values.shape[0] - 1)]
         return rows * mask[..., None].to(rows.dtype), mask
 
 

@@ -11,7 +11,8 @@ Its one argument is a dictionary of tensors, which `Predictor.inputs` makes of s
     NAME_lengths[B]          how many of these rows count
 
 A sequence that the model only averages comes averaged, among the vectors. Any batch size and any T fit, unless one was
-asked for. dlrm, dcnv2, deepfm, wide_deep and din export, and models of your own, whose sequences all come row by row.
+asked for. dlrm, dcnv2, deepfm, wide_deep and din export, and models of your own, whose sequences all come row by row;
+one with `user_vectors` and `item_vectors`, for retrieval, gives both by name, "user" and "item".
 The transformer and the graph model say `static_shapes = False` and do not: they sort samples into buckets by the
 lengths they find, and a program has no shape for that.
 """
@@ -30,6 +31,7 @@ from hotrow.embedded import Embedded, JaggedRows, PooledGroup
 from hotrow.errors import HotrowError, SettingsError
 from hotrow.models import DIN, ModelInputs, RankingModel
 from hotrow.models.model import mean_of
+from hotrow.objectives import Objective
 
 VECTORS, DENSE = "vectors", "dense"
 
@@ -42,19 +44,15 @@ def lengths_name(sequence: str) -> str:
 class DensePart(nn.Module):
     """A model that takes plain tensors instead of an `Embedded`."""
 
-    def __init__(self, model: nn.Module, inputs: ModelInputs) -> None:
+    def __init__(self, model: nn.Module, inputs: ModelInputs, objective: Objective) -> None:
+        """The objective says what of the model gives its outputs: `forward`, or vectors of users and items."""
         super().__init__()
         if not getattr(model, "static_shapes", True):
             raise SettingsError(
                 f"The dense part of {type(model).__name__} cannot be exported: the shapes it computes with depend on "
                 f"the samples. This one is served by hotrow.Predictor."
             )
-        if type(model).forward is nn.Module.forward:
-            raise SettingsError(
-                f"The dense part of {type(model).__name__} cannot be exported: it has no forward. A model of towers is "
-                f"served by hotrow.Predictor, whose rank encodes a user once."
-            )
-        self.model, self._inputs = model, inputs
+        self.model, self._inputs, self._outputs = model, inputs, objective.outputs
         self.sequences = tuple(model.targets) if isinstance(model, DIN) else ()
         if not isinstance(model, RankingModel):  # which averages all other sequences itself
             self.sequences = inputs.sequences
@@ -68,7 +66,7 @@ class DensePart(nn.Module):
         dims = tuple(self._inputs.dims[name] for name in self.features)
         pooled = [PooledGroup(self.features, dims, inputs[VECTORS], None)] if self.features else []
         sequences = {name: _jagged(inputs[name], inputs[lengths_name(name)]) for name in self.sequences}
-        return self.model(Embedded(pooled, sequences), inputs.get(DENSE))
+        return self._outputs(self.model, Embedded(pooled, sequences), inputs.get(DENSE))
 
     def inputs(self, embedded: Embedded, dense: Tensor | None) -> dict[str, Tensor]:
         """What `forward` takes for samples that were looked up."""
@@ -92,13 +90,15 @@ class DensePart(nn.Module):
         return {**found, DENSE: torch.zeros(size, self._inputs.dense)} if self._inputs.dense else found
 
 
-def export(model: nn.Module, inputs: ModelInputs, path: Path, *, batch_size: int | None = None) -> Path:
+def export(
+    model: nn.Module, inputs: ModelInputs, objective: Objective, path: Path, *, batch_size: int | None = None
+) -> Path:
     """Writes the program to `path`, whole or not at all; for one batch size if given, else for any."""
     if path.suffix != ".pt2":
         raise SettingsError(f"An exported program is a .pt2 file; name it {path.with_suffix('.pt2')}.")
     if batch_size is not None and batch_size < 1:
         raise SettingsError(f"A batch has at least one sample, not {batch_size}.")
-    part = DensePart(model, inputs).eval()
+    part = DensePart(model, inputs, objective).eval()
     example = part.example(batch_size or 5)  # 0 and 1 would be taken for constants
     samples, length = torch.export.Dim("samples"), torch.export.Dim("length")
     shapes = {
@@ -111,6 +111,12 @@ def export(model: nn.Module, inputs: ModelInputs, path: Path, *, batch_size: int
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.export.save(program, beside)
         beside.replace(path)
+    except RuntimeError as error:
+        raise SettingsError(
+            f"The dense part of {type(model).__name__} cannot be exported: torch.export says: "
+            f"{str(error).strip().partition(chr(10))[0]} Shapes must not depend on the samples: take padded() of a "
+            f"sequence as it comes, and expand(rows, inverse) after it."
+        ) from error
     except OSError as error:
         raise HotrowError(f"The program {path} could not be written: {error.strerror or error}.") from error
     finally:
@@ -118,9 +124,17 @@ def export(model: nn.Module, inputs: ModelInputs, path: Path, *, batch_size: int
     return path
 
 
+class _Padded(JaggedRows):
+    """Rows that come padded: how long the longest sequence is follows from their shape, not from the samples."""
+
+    @property
+    def longest(self) -> int:
+        return self.values.shape[0] // self.lengths.shape[0]
+
+
 def _jagged(rows: Tensor, lengths: Tensor) -> JaggedRows:
     """Padded rows as the windows that they are."""
     samples, longest, dim = rows.shape
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     begins = torch.arange(samples, device=rows.device) * longest
-    return JaggedRows(rows.reshape(samples * longest, dim), offsets, None, begins)
+    return _Padded(rows.reshape(samples * longest, dim), offsets, None, begins)

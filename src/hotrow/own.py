@@ -75,6 +75,14 @@ class OwnClass(Settings):
             return ""
         return f"the run names no {self.what}. Name one in its section, or pass a class: Trainer(run, {self.what}=...)."
 
+    @property
+    def source(self) -> Path | None:
+        """Where its module lies in its folder; None for one that Python finds without."""
+        if self.folder is None or not self.name:
+            return None
+        module = self.folder / self.name.partition(":")[0].partition(".")[0]
+        return next((path for path in (module.with_suffix(".py"), module) if path.exists()), None)
+
     def load(self) -> type:
         """The class; imports it if that is allowed."""
         if self._given is not None:

@@ -211,11 +211,12 @@ class Predictor:
         batch = self.batch(samples)
         with torch.no_grad():
             version, lookup = self._looked_up(batch)
-            return DensePart(version.model, self._inputs).inputs(version.embeddings.embed(lookup), batch.dense)
+            part = DensePart(version.model, self._inputs, self.objective)
+            return part.inputs(version.embeddings.embed(lookup), batch.dense)
 
     def export(self, path: Path | str, *, batch_size: int | None = None) -> Path:
         """Writes the dense part as a `torch.export` program, for any batch size or for one; see `hotrow.export`."""
-        return export(self._now.model, self._inputs, Path(path), batch_size=batch_size)
+        return export(self._now.model, self._inputs, self.objective, Path(path), batch_size=batch_size)
 
     def close(self) -> None:
         """Ends following. Requests under way are answered."""

@@ -354,6 +354,12 @@ class Run(Settings):
             found["evaluate"] = self.evaluate.model_copy(update={"metrics": given})
         return self.model_copy(update=found)
 
+    @property
+    def sources(self) -> list[Path]:
+        """Files and folders of the user's own classes, which every process of the run imports."""
+        own = [*(value for _, value in self._own()), *self.evaluate.metrics]
+        return list(dict.fromkeys(path for value in own if (path := value.source) is not None))
+
     def _own(self) -> Iterator[tuple[str, OwnClass]]:
         for name in ("model", "objective", "optimizer"):
             value = getattr(self, name)

@@ -104,9 +104,19 @@ def test_pandas_frames_are_scored_where_pandas_is(predictor):
     assert torch.equal(predictor.rank(USER, pandas.DataFrame({"item": ITEMS})).keys, predictor.rank(USER, ITEMS).keys)
 
 
-def test_towers_without_a_forward_are_not_exported(predictor, tmp_path):
-    with pytest.raises(SettingsError, match="Counted cannot be exported: it has no forward"):
+def test_towers_without_a_forward_are_exported_as_vectors_of_users_and_items(predictor, tmp_path):
+    columns = repeated(ITEMS[:7])
+    with Predictor(predictor.checkpoint, model=TwoTower) as found:  # which counts nothing
+        program = torch.export.load(found.export(tmp_path / "dense.pt2")).module()
+        vectors = program(found.inputs(columns))
+    assert set(vectors) == {"user", "item"}
+    torch.testing.assert_close((vectors["user"] * vectors["item"]).sum(1), predictor.score(columns))
+
+
+def test_a_model_that_cannot_be_exported_is_a_sentence(predictor, tmp_path):
+    with pytest.raises(SettingsError, match=r"Counted cannot be exported: torch\.export says: .* take padded\(\)"):
         predictor.export(tmp_path / "dense.pt2")
+    assert not list(tmp_path.glob("*.pt2"))
 
 
 @pytest.mark.parametrize(

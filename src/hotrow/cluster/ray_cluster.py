@@ -189,17 +189,19 @@ class RayCluster(LocalCluster):
         return len({node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}) == 1
 
     def _check_folders(self) -> None:
-        """Refuses hosts that do not see the run folder or the data set."""
+        """Refuses hosts that do not see the run folder, the data set or the modules of own classes."""
+        read = [self.run.data.path, *self.run.sources]
         token, text = self.folder / ".seen", uuid4().hex
         token.write_text(text)
         try:
             for role, seats in self._seats.items():
                 for seat in seats:
-                    missing = seat.ask("sees", token, text, [self.run.data.path] if role == "trainer" else [])
+                    missing = seat.ask("sees", token, text, read if role == "trainer" else [])
                     if missing:
                         raise SettingsError(
                             f"{seat.name.capitalize()} on host {seat.find()['address']} does not see {missing[0]}. Run "
-                            f"folder and data set must be on a file system that all hosts share under one path."
+                            f"folder, data set and your own modules must be on a file system that all hosts share "
+                            f"under one path."
                         )
         finally:
             token.unlink()
