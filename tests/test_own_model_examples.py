@@ -138,26 +138,58 @@ def test_killed_and_resumed_it_ends_with_the_same_bits(place, tmp_path, same_wei
     assert ends[0][metric] == ends[1][metric]
 
 
+# An example's class that kills its process in the midst of training, once in the life of a run.
+DYING = """
+import os, signal, torch
+from {module} import {base} as Base
+
+class Dying(Base):
+    calls = 0
+
+    def {method}(self, rows, dense):
+        if self.training and torch.is_grad_enabled():
+            Dying.calls += 1
+            if Dying.calls == 9:
+                try:
+                    open({marker!r}, "x").close()
+                    os.kill(os.getpid(), signal.SIGKILL)
+                except FileExistsError:
+                    pass
+        return super().{method}(rows, dense)
+"""
+
+
 def spread(place, tmp_path, name, trainers):
-    """The result of a run on two shards under the policy hybrid."""
-    hybrid = ['policy.name="hybrid"', "policy.staleness=2", "policy.ramp=0"]
-    given = settings("train.steps=12", *hybrid, f'output.folder="{tmp_path / "up"}"')
+    """Trains on two shards under the policy hybrid, one trainer killed on the way."""
+    module, _, base = load_run(place / f"{name}.toml").model.name.partition(":")
+    method = "forward" if name == "multi_task" else "item_vectors"
+    dying, marker = f"dying_{name}_{trainers}", str(tmp_path / "died")
+    (place / f"{dying}.py").write_text(DYING.format(module=module, base=base, method=method, marker=marker))
+    given = settings(
+        f'model.name="{dying}:Dying"',
+        'policy.name="hybrid"',
+        "policy.staleness=2",
+        "policy.ramp=0",
+        "train.steps=12",
+        "train.checkpoint_every=4",
+        f'output.folder="{tmp_path / "up"}"',
+    )
     result = hotrow("up", place / f"{name}.toml", "--shards", 2, "--trainers", trainers, *given)
-    assert (result["stopped"], result["steps"], result["deaths"]) == ("end", 12, [])
+    assert (result["stopped"], result["steps"]) == ("end", 12)
+    assert [death["how"] for death in result["deaths"]] == ["was ended by SIGKILL"]
     found = hotrow("evaluate", tmp_path / "up", "--trust-model")["metrics"]
     metric = MODELS[name][0]
     assert found[metric] == pytest.approx(result["metrics"][metric], abs=1e-6)
-    return result
 
 
-def test_it_is_trained_on_shards_under_hybrid(place, tmp_path):
+def test_it_is_trained_on_shards_under_hybrid_and_goes_on_after_a_trainer_was_killed(place, tmp_path):
     spread(place, tmp_path, "multi_task", 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trainers", [1, 2])
 @pytest.mark.parametrize("name", MODELS)
-def test_each_is_trained_on_shards_under_hybrid(place, tmp_path, name, trainers):
+def test_each_is_trained_on_shards_under_hybrid_and_goes_on_after_a_trainer_was_killed(place, tmp_path, name, trainers):
     spread(place, tmp_path, name, trainers)
 
 

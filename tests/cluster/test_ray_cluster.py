@@ -15,6 +15,7 @@ from hotrow.cluster.ray_room import Needs, resources_text
 from hotrow.cluster.status import status
 from hotrow.errors import ServiceError, SettingsError
 from hotrow.report.report import report
+from hotrow.run import Run, load_run
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
 from hotrow.train.logs import RunFolder
 from hotrow.train.trainer import train
@@ -113,6 +114,20 @@ def test_a_run_on_one_host_talks_over_loopback_and_is_stopped_with_a_checkpoint(
     assert result["steps"] >= 8
     assert Checkpoint(Checkpoints(run.output.folder / "checkpoints").latest()).step == result["steps"]
     assert cluster.addresses[0].startswith("tcp://127.0.0.1:")
+
+
+def test_a_model_of_ones_own_is_found_by_its_trainer_whose_host_must_see_its_module(
+    ray, make_run, tmp_path, monkeypatch
+):
+    model = {"name": "own_parts:Tower", "folder": str(ROOT / "tests" / "train"), "width": 4}
+    (tmp_path / "run.toml").write_text(make_run(model=model, train__steps=4, policy={"name": "hybrid"}).to_toml())
+    run = load_run(tmp_path / "run.toml")
+    assert run.sources == [ROOT / "tests" / "train" / "own_parts.py"]
+    result = RayCluster(run, shards=1, trainers=1, **HALF).up()
+    assert (result["stopped"], result["steps"]) == ("end", 4)
+    monkeypatch.setattr(Run, "sources", [tmp_path / "moved.py"])
+    with pytest.raises(SettingsError, match=r"Trainer 0 on host .* does not see .*moved\.py.*your own modules"):
+        RayCluster(run, shards=0, trainers=1, overwrite=True, **HALF).up()
 
 
 def test_the_example_runs_and_its_report_has_what_a_cluster_measures(ray, tmp_path, monkeypatch):
