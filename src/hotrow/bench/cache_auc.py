@@ -1,9 +1,13 @@
 """`hotrow bench cache_auc`: what stale copies cost in AUC, and what caches of several sizes and policies save.
 
-A crew of workers in one process, each with a cache of its own: every step each worker takes its own batch, reads
-through its cache, and updates there; dense gradients are averaged and applied once. It is what four processes do,
-without the processes: exchanges happen at the step that needs them, in rank order, so a run repeats exactly. Caches
-hold 10% of a log's rows, rows have row-wise Adagrad, rates fall to 0, and "s = 0" is the exact side.
+Runs of `hotrow.Trainer` under `bounded`, on four ranks and a shard, processes of this machine (`cache_crew.py`), each
+rank with a cache of its own. Rows are exchanged for at the step that needs them, none ahead. Caches hold 10% of a log's
+rows, rows have row-wise Adagrad, rates fall to 0, and "s = 0" is the exact side: a step's pushes of all ranks are
+combined into one update, as any run of several trainers has them. Beyond s = 0 exchanges come in the order in which
+ranks get to them, so no two runs are the same to the last bit. AUC is that of the checkpoint: caches write back first.
+
+What docs/benchmarks has was recorded before: a crew in one process with a loop of its own, at s = 0 one update after
+another for each worker, exchanges in rank order, the rows of a batch alone without the frames around them.
 
     criteo   Criteo's sample (`HOTROW_DATA/criteo.tsv.zst`), 64,000 samples to train on, seen once: 1,000 steps
     made     a made log of a million samples and 6,000 rows, seen once: 7,000 steps. Models are far from done, and what
@@ -11,48 +15,31 @@ hold 10% of a log's rows, rows have row-wise Adagrad, rates fall to 0, and "s = 
 
 "drift 0" is the bound s alone, as HET has it: a young row waits for it as an old one does. On logs this short most rows
 are young, so `drift` leaves little to save; what it costs after a long run is in `hotrow bench cache`. Sizes and
-policies are compared without it, on the last of two epochs: bytes are what a shard's link would carry (keys, clocks,
-rows, state), against keys and rows there and gradients back for every unique row of every batch.
+policies are compared without it, on the last of two epochs: bytes are what ranks and the shard send each other (keys,
+clocks, rows, state, and what frames them), against keys and rows there and gradients back for every unique row of every
+batch.
 
-Runs have one thread each, as many at a time as there are cores: six minutes on 16, about half an hour on two.
+Ranks have one thread each, and runs are as many at a time as there are cores for their ranks. One of 1,000 steps takes
+less than a minute on two cores.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-import torch
-from pydantic import TypeAdapter
-from torch.nn import functional as F
-
-from hotrow import _native
+from hotrow.bench.cache_crew import Came, together
 from hotrow.bench.hot_auc import criteo_log
 from hotrow.bench.report import Report, add, new_report
 from hotrow.data import DataSet, Reader, prepare
-from hotrow.data.batch import Batch
 from hotrow.data.synth import SynthSettings, write_log
-from hotrow.embeddings import Embeddings
-from hotrow.lookup import Lookup
-from hotrow.models import Model, ModelInputs, build
-from hotrow.objectives.binary_metrics import BinaryMetrics
-from hotrow.plan import Plan
 from hotrow.profile.counts import KeyCounts
-from hotrow.schedule import Linear
-from hotrow.store.optimizers import RowWiseAdagrad
-from hotrow.table import Feature, Table
-from hotrow.tiers import HostTier
-from hotrow.tiers.cache_check import Checker
-from hotrow.tiers.cached import Cache, CachedTier
-from hotrow.train.dense import DenseAdam, DenseStep
-from hotrow.world import World
+from hotrow.tiers.cached import Cache
 
 WORKERS, DIM, SHARE = 4, 8, 0.10
 RATE, DENSE_RATE = 0.02, 0.001
@@ -65,15 +52,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "deepfm": {"name": "deepfm", "deep": [64, 32]},
     "dcnv2": {"name": "dcnv2", "deep": [64, 32], "layers": 2},
 }
-
-
-class Came(NamedTuple):
-    """What came of one training: AUC, and of the last epoch hit share, bytes against no cache, broken bounds."""
-
-    auc: float
-    hit_share: float
-    saved: float
-    violations: int
 
 
 def run(quick: bool = False) -> Report:
@@ -91,18 +69,12 @@ def run(quick: bool = False) -> Report:
         logs = {"made": _made_log(Path(folder), quick)}
         if not isinstance(real := criteo_log(Path(folder), quick), str):
             logs = {"criteo": DataSet.open(real.data), **logs}
-        fresh = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(os.cpu_count(), fresh, initializer=_alone) as pool:
+        with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // WORKERS)) as pool:
             under_way = [_by_clock(pool, name, data, name == next(iter(logs)), quick) for name, data in logs.items()]
             sizes = _by_size(pool, *next(iter(logs.items())), quick)
             for tell in (*under_way, sizes):
                 tell(report)
     return report
-
-
-def _alone() -> None:
-    torch.set_num_threads(1)
-    _native.set_threads(1)
 
 
 def _by_clock(pool: Executor, log: str, data: DataSet, first: bool, quick: bool) -> Callable[[Report], None]:
@@ -187,105 +159,20 @@ def train(
     epochs: int = 1,
     drift: float | None = None,
 ) -> Came:
-    """Trains a crew on the data set at `path` and evaluates what the server has in the end."""
-    data = DataSet.open(path)
-    torch.manual_seed(seed)
-    settings = TypeAdapter(Model).validate_python(dict(model))
-    features = data.schema.feature_settings()
-    dim = DIM + settings.extra_row_values
-    names = list(dict.fromkeys(feature.table for feature in features))
-    falling = Linear(steps=epochs * data.samples("train") // (batch_size * WORKERS) + 1)
-    tables = [Table(name=name, dim=dim, optimizer=RowWiseAdagrad(lr=RATE, schedule=falling)) for name in names]
-    network = build(settings, ModelInputs(features, {f.name: dim for f in features}, len(data.schema.dense)))
-    dense = DenseStep(network, DenseAdam(lr=DENSE_RATE, schedule=falling))
-    host = HostTier(tables, seed)
+    """Trains a crew on the data set at `path`, and evaluates."""
+    steps = epochs * -(-DataSet.open(path).samples("train") // (batch_size * WORKERS))
+    falling = {"name": "linear", "steps": steps + 1}
     kept = {} if drift is None else {"drift": drift}
-    cache = Cache.model_validate({"capacity": capacity, "policy": policy, "clock": clock, "ahead": 0, **kept})
-    checker = Checker(cache.bound, sample=16)
-    crew = [_Worker(tables, features, host, cache, World(rank, WORKERS), seed, checker) for rank in range(WORKERS)]
-    readers = [
-        Reader(data, "train", batch_size, seed=seed, rank=rank, world=WORKERS, drop_last=True)
-        for rank in range(WORKERS)
-    ]
-    for epoch in range(epochs):
-        for worker in crew:
-            worker.begin()
-        for reader in readers:
-            reader.seek(epoch, 0)
-        for batches in zip(*readers, strict=False):
-            lookups = [worker.fetch(batch) for worker, batch in zip(crew, batches, strict=True)]
-            for worker, lookup in zip(crew, lookups, strict=True):
-                worker.train(network, lookup)
-            for parameter in network.parameters():
-                if parameter.grad is not None:
-                    parameter.grad /= WORKERS
-            dense.step()
-    for worker in crew:
-        worker.tier.flush()
-    served = Embeddings(tables, features, tiers={"host": host}, seed=seed)
-    hits, misses, moved, plain = np.sum([worker.counted() for worker in crew], axis=0).tolist()
-    return Came(
-        _auc(network, served, data), hits / max(hits + misses, 1), 1 - moved / max(plain, 1), checker.violations()
-    )
-
-
-class _Worker:
-    """One of the crew."""
-
-    def __init__(
-        self,
-        tables: list[Table],
-        features: list[Feature],
-        host: HostTier,
-        cache: Cache,
-        world: World,
-        seed: int,
-        checker: Checker,
-    ) -> None:
-        self.tier = CachedTier(host, cache, seed=seed, world=world, checker=checker)
-        plan = Plan.all_on("cached", tables)
-        self._embeddings = Embeddings(tables, features, tiers={"cached": self.tier}, plan=plan, seed=seed)
-        self._row_bytes = [4 * table.dim for table in tables]
-        self._plain = 0
-        self._before: Mapping[str, Any] = {}
-
-    def begin(self) -> None:
-        """From here on counts."""
-        self._before, self._plain = dict(self.tier.counters()), 0
-
-    def fetch(self, batch: Batch) -> Lookup:
-        """A batch and its rows."""
-        lookup = self._embeddings.group(batch)
-        for t, row in enumerate(self._row_bytes):
-            self._plain += len(lookup.grouping.keys(t)) * 2 * (8 + row)
-        return self._embeddings.fetch(lookup)
-
-    def train(self, model: torch.nn.Module, lookup: Lookup) -> None:
-        """Forward and backward on one batch, its rows updated; dense gradients add up over the crew."""
-        batch = lookup.batch
-        assert batch.labels is not None
-        loss = F.binary_cross_entropy_with_logits(model(self._embeddings.embed(lookup), batch.dense), batch.labels)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self._embeddings.step()
-
-    def counted(self) -> tuple[int, int, int, int]:
-        """Hits, misses, bytes moved, and bytes that would have been without a cache."""
-        now = self.tier.counters()
-        hits, misses, there, back = (
-            now[name] - self._before.get(name, 0) for name in ("hits", "misses", "bytes_in", "bytes_out")
-        )
-        return hits, misses, there + back, self._plain
-
-
-def _auc(model: torch.nn.Module, embeddings: Embeddings, data: DataSet) -> float:
-    metrics = BinaryMetrics()
-    model.eval()
-    embeddings.eval()
-    with torch.no_grad():
-        for batch in Reader(data, "test", 4096, shuffle=False):
-            assert batch.labels is not None
-            metrics.update(model(embeddings(batch), batch.dense), batch.labels, batch.weights, batch.users)
-    return metrics.compute()["auc"]
+    settings = {
+        "data": {"path": str(path), "batch_size": batch_size, "seed": seed},
+        "tables": {"dim": DIM, "optimizer": {"name": "rowwise_adagrad", "lr": RATE, "schedule": falling}},
+        "model": dict(model),
+        "optimizer": {"name": "adam", "lr": DENSE_RATE, "schedule": falling},
+        "policy": {"name": "bounded", "clock": clock, "ahead": 0},
+        "train": {"epochs": epochs, "threads": 1, "seed": seed},
+        "cluster": {"cache": {"capacity": capacity, "policy": policy, **kept}},
+    }
+    return together(settings, WORKERS, None if isinstance(clock, str) else clock)
 
 
 def _made_log(folder: Path, quick: bool) -> DataSet:
