@@ -3,7 +3,7 @@
 A data set is read as evaluation reads it. A log is checked and turned into keys as `prepare` does, by the same code,
 but nothing is kept of it; what a log to be scored may lack (labels, weight, user, session, time) is not asked for.
 Where only some of its files have a label, that of the others' samples is null. The column of a single label is `label`,
-those of several `label_NAME`.
+those of several, and of a single one beside a prediction called so, `label_NAME`.
 Memory is one batch and one piece of the log.
 """
 
@@ -183,9 +183,15 @@ def _table(batch: Batch, found: Mapping[str, Any], labels: Sequence[str]) -> pa.
         if name:
             of_it = None if batch.labels is None else batch.labels if len(labels) == 1 else batch.labels[:, i]
             known = pa.nulls(len(batch), pa.float32()) if of_it is None else pa.array(of_it.numpy(), from_pandas=True)
-            columns["label" if len(labels) == 1 else f"label_{name}"] = known
+            alone = len(labels) == 1 and "label" not in found
+            columns["label" if alone else f"label_{name}"] = known
     if batch.users is not None:
         columns["user"] = batch.users.numpy()
+    if len(columns) < len(found) + sum(map(bool, labels)) + (batch.users is not None):
+        raise DataError(
+            f"The run predicts {', '.join(found)}, and a column of that name would hold labels or users. Give the "
+            f"prediction, or the label that it is named after, another name."
+        )
     return pa.table(columns)
 
 

@@ -9,12 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from hotrow import Predictor
+from hotrow import Batch, Predictor
 from hotrow.data import DataSet, Reader, Schema, prepare
 from hotrow.errors import BatchError, DataError, HotrowError, SettingsError
 from hotrow.inspect import inspect
 from hotrow.run import load_run
-from hotrow.scores import write_scores
+from hotrow.scores import _table, write_scores
 from hotrow.train.trainer import train
 from objectives.conftest import MINUTES, samples, schema_of
 from old_formats import data_set_of_version_2
@@ -140,9 +140,18 @@ def test_predict_writes_the_labels_that_a_log_has(make_run, tmp_path):
     assert scored["score"].to_pylist()[:40] == scored["score"].to_pylist()[80:]
 
 
-def test_a_batch_takes_labels_of_one_or_two_dimensions():
-    from hotrow import Batch
+def test_labels_and_users_take_no_predictions_place():
+    batch = Batch.plain({"item": torch.arange(2)}, labels=torch.tensor([0.0, 1.0]), users=torch.arange(2))
+    score = torch.tensor([0.3, 0.6]).numpy()
+    assert _table(batch, {"score": score}, ["label"]).column_names == ["score", "label", "user"]
+    beside = _table(batch, {"label": score}, ["label"])
+    assert beside.column_names == ["label", "label_label", "user"]
+    assert beside["label"].to_numpy().tolist() == score.tolist()
+    with pytest.raises(DataError, match="predicts user, and a column of that name"):
+        _table(batch, {"user": score}, ["label"])
 
+
+def test_a_batch_takes_labels_of_one_or_two_dimensions():
     keys = {"item": torch.tensor([1, 2, 3])}
     assert Batch.plain(keys, labels=torch.zeros(3, 2)).labels.shape == (3, 2)
     with pytest.raises(BatchError, match="labels must have 1 dimension, not 3"):
