@@ -79,6 +79,15 @@ class Copied(Accuracy):
         return {"auc": 1.0}
 
 
+class OfALine(Accuracy):
+    """Takes the name of what every line of metrics says."""
+
+    watched: ClassVar = {}
+
+    def compute(self):
+        return {"step": 1.0}
+
+
 class Late(Copied):
     """Says its name when it has samples."""
 

@@ -13,7 +13,7 @@ from hotrow.toml import to_toml
 from hotrow.train.evaluate import evaluate_path
 from hotrow.train.trainer import train
 from objectives.conftest import samples
-from objectives.heads import Accuracy, Copied, Late
+from objectives.heads import Accuracy, Copied, Late, OfALine
 from ranks import Ranks
 
 HERE = Path(__file__).parent
@@ -96,6 +96,8 @@ def test_what_is_no_metric_is_refused_before_anything_starts(run_file, make_run)
         Trainer(make_run(["click"]), metrics=[Copied])
     with pytest.raises(SettingsError, match='Accuracy gives "accuracy", which is there already'):
         Trainer(make_run(["click"]), metrics=[Accuracy, Accuracy])
+    with pytest.raises(SettingsError, match='OfALine gives "step", which is there already'):
+        Trainer(make_run(["click"]), metrics=[OfALine])
     late = pytest.raises(SettingsError, match='Late gives "auc", which is there already')
     with Trainer(make_run(["click"], train__steps=1), metrics=[Late]) as trainer, late:
         trainer.fit()

@@ -5,7 +5,7 @@ The metrics of a slice have its name before theirs, `country=49.auc`. A slice th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,9 @@ from hotrow.errors import SettingsError
 from hotrow.objectives.metric import Metric
 from hotrow.objectives.objective import Metrics, Objective
 from hotrow.objectives.slices import Slice, keys_of, picked
+
+_OF_A_LINE = frozenset({"kind", "step", "split", "best_step"})
+"""What a line of metrics says besides: a metric of such a name would take its place."""
 
 
 class Together:
@@ -46,9 +49,10 @@ class Together:
     def compute(self) -> dict[str, float]:
         """Every metric by name."""
         found = dict(self._metrics.compute())
+        _refuse_of_a_line(self._objective, found)
         for metric in self._own:
             for name, value in metric.compute().items():
-                if name in found:
+                if name in found or name in _OF_A_LINE:
                     raise _taken(metric, name)
                 found[name] = float(value)
         return found
@@ -104,9 +108,10 @@ class Measures:
 def check_names(objective: Objective, own: Sequence[Metric]) -> None:
     """Refuses metrics of the user's whose names are taken, as far as they say them without a sample."""
     taken = {*objective.watched, *_names(objective.metrics())}
+    _refuse_of_a_line(objective, taken)
     for metric in own:
         for name in {*metric.watched, *_names(metric)}:
-            if name in taken:
+            if name in taken or name in _OF_A_LINE:
                 raise _taken(metric, name)
         taken |= {*metric.watched, *_names(metric)}
 
@@ -116,6 +121,14 @@ def _names(metrics: Metrics | Metric) -> set[str]:
         return set(metrics.compute())
     except Exception:  # it may need samples
         return set()
+
+
+def _refuse_of_a_line(objective: Objective, names: Iterable[str]) -> None:
+    if wrong := sorted(_OF_A_LINE & set(names)):
+        raise SettingsError(
+            f'objective: {type(objective).__name__} gives a metric "{wrong[0]}", and lines of metrics say something '
+            f"else by that name. Give it another one."
+        )
 
 
 def _taken(metric: Metric, name: str) -> SettingsError:
