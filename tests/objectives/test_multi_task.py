@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from torch import nn
 
 from hotrow import Predictor, Trainer
 from hotrow.errors import SettingsError
-from hotrow.objectives import BinarySettings, MultiTaskSettings, ObjectiveInputs, RegressionSettings
+from hotrow.objectives import Binary, BinarySettings, MultiTaskSettings, ObjectiveInputs, RegressionSettings
 from hotrow.objectives.inputs import Inputs
 from hotrow.train.checkpoint import Checkpoint, Checkpoints
+from hotrow.train.dense import DenseForward
 from hotrow.train.evaluate import Ranker, evaluate_path
 from hotrow.train.trainer import train
 from objectives.conftest import MINUTES, samples
@@ -139,6 +141,36 @@ def test_a_model_that_says_too_little_is_refused():
     ):
         with pytest.raises(SettingsError, match=said):
             both.predict(outputs)
+
+
+def test_outputs_that_are_no_number_a_sample_are_refused_and_not_spread_over_the_batch():
+    inputs = Inputs(labels=torch.rand(4))
+    for settings in (BinarySettings(), RegressionSettings()):
+        alone = settings.build(ObjectiveInputs([], ("label",)))
+        assert alone.loss(torch.zeros(4), inputs) > 0
+        with pytest.raises(SettingsError, match=r"one number a sample, \[4\] for this batch, .* gives \(1,\)"):
+            alone.loss(torch.zeros(1), inputs)
+
+
+def test_a_model_that_gives_no_tensors_is_refused_whatever_the_objective_reads():
+    for given, said in (((torch.zeros(2),), "gives tuple"), ({"a": 1.0}, "gives values that are none")):
+        forward = DenseForward(nn.Identity(), torch.device("cpu"), outputs=lambda *_, given=given: given)
+        with pytest.raises(SettingsError, match=f"Identity {said}"):
+            forward(None, None)
+
+
+def test_an_objective_that_weighs_samples_its_own_way_is_no_mean_over_samples():
+    class Weighs(Binary):
+        def weight(self, batch):
+            return 1.0
+
+    class Says(Weighs):
+        of_samples = True
+
+    class Below(Weighs):
+        pass
+
+    assert (Binary.of_samples, Weighs.of_samples, Says.of_samples, Below.of_samples) == (True, False, True, False)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hotrow.data.labels import label_column, of_column
 from hotrow.errors import DataError, HotrowError, SettingsError
 from hotrow.objectives.binary_metrics import BinaryMetrics
 from hotrow.objectives.inputs import Inputs
-from hotrow.objectives.objective import Better, BuiltIn, Objective, ObjectiveInputs, one_output, weighted_mean
+from hotrow.objectives.objective import Better, BuiltIn, Objective, ObjectiveInputs, one_each, one_output, weighted_mean
 
 
 class BinarySettings(BuiltIn):
@@ -48,7 +48,8 @@ class Binary(Objective):
     def loss(self, outputs: Any, inputs: Inputs) -> Tensor:
         if inputs.labels is None:
             raise HotrowError("The batches have no labels, so there is nothing to train towards.")
-        logits, labels = one_output(outputs, "binary"), of_column(inputs.labels, self._column)
+        labels = of_column(inputs.labels, self._column)
+        logits = one_each(outputs, labels, "binary")
         if inputs.weights is None:
             return F.binary_cross_entropy_with_logits(logits, labels)
         losses = F.binary_cross_entropy_with_logits(logits, labels, reduction="none")

@@ -77,7 +77,10 @@ class Objective:
     watched: Mapping[str, Better] = MappingProxyType({})
     """The metrics that early stopping may go by, and which is better. The first is what it goes by unless told."""
     of_samples: ClassVar[bool] = True
-    """Whether the loss is a mean over samples, each by its weight. Then ranks know what to divide by beforehand."""
+    """Whether the loss is a mean over samples, each by its weight. Then ranks know what to divide by beforehand.
+
+    False in a subclass that has a `weight` of its own, unless it says otherwise.
+    """
 
     measures_training: ClassVar[bool] = True
     """Whether `measure` takes what a model gave in a step of training, as `data.follow.evaluate_every` needs it."""
@@ -86,6 +89,11 @@ class Objective:
 
     def __init__(self, inputs: ObjectiveInputs) -> None:
         self.inputs = inputs
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        if "weight" in vars(cls) and "of_samples" not in vars(cls):
+            cls.of_samples = False
 
     @property
     def outputs_per_sample(self) -> int:
@@ -177,3 +185,14 @@ def one_output(outputs: Any, what: str) -> Tensor:
         raise SettingsError(f"{what} needs one number a sample, [B], and the model gives {tuple(outputs.shape)}.")
     names = ", ".join(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__
     raise SettingsError(f"{what} needs one tensor [B] from the model, which gives {names}.")
+
+
+def one_each(outputs: Any, labels: Tensor, what: str) -> Tensor:
+    """The model's one output, a number for each label; what torch would spread over all samples is refused."""
+    found = one_output(outputs, what)
+    if found.shape != labels.shape:
+        raise SettingsError(
+            f"{what} needs one number a sample, [{len(labels)}] for this batch, and the model gives "
+            f"{tuple(found.shape)}."
+        )
+    return found

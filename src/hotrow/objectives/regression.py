@@ -18,7 +18,7 @@ from hotrow.data.batch import Batch
 from hotrow.data.labels import label_column, of_column
 from hotrow.errors import DataError, HotrowError
 from hotrow.objectives.inputs import Inputs
-from hotrow.objectives.objective import Better, BuiltIn, Objective, ObjectiveInputs, one_output, weighted_mean
+from hotrow.objectives.objective import Better, BuiltIn, Objective, ObjectiveInputs, one_each, one_output, weighted_mean
 from hotrow.objectives.regression_metrics import RegressionMetrics
 from hotrow.settings import Settings
 
@@ -68,7 +68,8 @@ class Regression(Objective):
     def loss(self, outputs: Any, inputs: Inputs) -> Tensor:
         if inputs.labels is None:
             raise HotrowError("The batches have no labels, so there is nothing to train towards.")
-        predictions, labels = one_output(outputs, "regression"), of_column(inputs.labels, self._column)
+        labels = of_column(inputs.labels, self._column)
+        predictions = one_each(outputs, labels, "regression")
         return weighted_mean(self._distance.between(predictions, labels), inputs.weights)
 
     def predict(self, outputs: Any) -> dict[str, Tensor]:

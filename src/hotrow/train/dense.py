@@ -164,7 +164,12 @@ class DenseForward:
     def _logits(self, model: Any, embedded: Embedded, dense: Tensor | None) -> Any:
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
             outputs = self._outputs(model, embedded, dense)
-        return outputs.float() if isinstance(outputs, Tensor) else {name: o.float() for name, o in outputs.items()}
+        if isinstance(outputs, Tensor):
+            return outputs.float()
+        if isinstance(outputs, Mapping) and all(isinstance(output, Tensor) for output in outputs.values()):
+            return {name: output.float() for name, output in outputs.items()}
+        said = "values that are none" if isinstance(outputs, Mapping) else type(outputs).__name__
+        raise SettingsError(f"A model gives a tensor, or tensors by name; {type(self._model).__name__} gives {said}.")
 
     def _try(self, embedded: Embedded, dense: Tensor | None) -> None:
         """Runs the compiled model once; no weight, buffer, row or random number is different afterwards."""
