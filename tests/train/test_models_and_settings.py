@@ -107,7 +107,7 @@ def test_a_model_trains_with_a_setting(
     changes = CHANGES[change]
     run = run_of(log, tmp_path / "run", model, **changes)
     result, said = trained(run)
-    assert not any("compile" in sentence for sentence in said)
+    assert not any("compile" in sentence for sentence in said), said
     stopped, steps = {"stopping": ("early", 4), "checkpoints": ("end", 5), "accumulated": ("end", 3)}.get(
         change, ("end", EPOCH * run.train.epochs)
     )
@@ -128,7 +128,7 @@ def test_a_compiled_dlrm_trains_as_one_that_is_not(log: Path, tmp_path: Path) ->
     torch._dynamo.reset()  # type: ignore[no-untyped-call]
     compiled, said = trained(run_of(log, tmp_path / "compiled", "dlrm", compile=True))
     plain, _ = trained(run_of(log, tmp_path / "plain", "dlrm"))
-    assert not any("compile" in sentence for sentence in said)
+    assert not any("compile" in sentence for sentence in said), said
     assert compiled.metrics["log_loss"] == pytest.approx(plain.metrics["log_loss"], abs=1e-5)
 
 
