@@ -7,7 +7,8 @@ combined into one update, as any run of several trainers has them. Beyond s = 0 
 ranks get to them, so no two runs are the same to the last bit. AUC is that of the checkpoint: caches write back first.
 
 What docs/benchmarks has was recorded before: a crew in one process with a loop of its own, at s = 0 one update after
-another for each worker, exchanges in rank order, the rows of a batch alone without the frames around them.
+another for each worker, exchanges in rank order, the rows of a batch alone without the frames around them. The gap to
+s = 0 was staleness alone; now it is also that updates are combined there, which weighs more (docs/cache.md).
 
     criteo   Criteo's sample (`HOTROW_DATA/criteo.tsv.zst`), 64,000 samples to train on, seen once: 1,000 steps
     made     a made log of a million samples and 6,000 rows, seen once: 7,000 steps. Models are far from done, and what

@@ -151,7 +151,7 @@ PARTS = {
     "leaves it (product). Pulls and pushes of a shard alone are a part.",
     "cache_auc": "Runs of the Trainer on four ranks, each with a cache before a shard (product). What is here was "
     "recorded before that: a crew in one process with a training loop of its own, where at s = 0 each worker's update "
-    "came after another's; in a run they are combined into one.",
+    "came after another's. In a run they are combined into one, and s = 100 is further from that: docs/cache.md.",
     "dedup": "Storage is what `prepare` writes and training is `hotrow train` on a CPU (product). Reading is `Reader` "
     "alone, and the largest batch that of one step. `hotrow train` on a GPU gains nothing from deduplication yet.",
     "hot": "A training loop of its own around `GraphStep`, with batches in memory. `hotrow train` does not use that "
