@@ -85,6 +85,29 @@ def test_a_loop_that_is_left_between_two_batches_of_a_step_makes_none_of_them(ma
         assert (trainer.state.step, trainer.state.samples) == (21, 2000)
 
 
+def test_a_checkpoint_is_of_whole_steps_and_so_is_a_logged_loss(make_run, tmp_path):
+    whole = make_run(**PARTS, train__steps=4, train__log_every=4, output__folder=str(tmp_path / "whole"))
+    train(whole)
+    run = make_run(**PARTS, train__steps=4, train__log_every=4)
+    with Trainer(run) as trainer:
+        for given, ready in enumerate(trainer.pipeline(), start=1):
+            trainer.step(ready)
+            if given == 8:
+                break
+        with pytest.raises(HotrowError, match="A checkpoint is of whole steps"):
+            trainer.checkpoint()
+    with Trainer(run, overwrite=True) as trainer:
+        with trainer.pipeline() as pipeline:
+            for given, ready in enumerate(pipeline, start=1):
+                trainer.step(ready)
+                if given == 8:
+                    break
+        assert trainer.checkpoint().name.endswith("2")
+    with Trainer(run, resume=True) as trainer:
+        trainer.fit()
+    assert losses(run) == losses(whole)
+
+
 def test_steps_of_ones_own_are_refused_where_batches_wait(make_run):
     with Trainer(make_run(**PARTS)) as trainer, pytest.raises(HotrowError, match=r"trainer\.step\(ready\)"):
         for ready in trainer.pipeline():
@@ -119,4 +142,5 @@ def test_a_step_of_several_batches_is_replayed_with_its_last(make_run):
     train(run)
     found = replay(run.output.folder, 5)
     assert found["differs_at"] is None and found["logged"] and found["samples"] == 32
+    assert {g["weight"] for g in found["gradients"]} >= {"deep.0.bias"} and found["features"]
     assert any("Several batches make a step" in note for note in found["notes"])

@@ -59,6 +59,7 @@ class RunBatches:
         self._trainer.embeddings.on_step = None
         if self._trainer.feed.held:  # gradients that wait for a step that is not made
             self._trainer.one_step.forget()
+            self._trainer.losses.forget()
         if opened is not None:
             opened.__exit__(kind, error, trace)
 

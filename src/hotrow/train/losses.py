@@ -30,17 +30,26 @@ class Losses:
         self._sum = torch.tensor(state.loss, dtype=torch.float64, device=ranks.device)
         self._good = torch.zeros((), dtype=torch.int64, device=ranks.device)  # steps since `_since` with a finite sum
         self._since = state.step
+        self._held: list[tuple[Tensor, float]] = []  # batches whose step is not made yet
         self.last: Tensor | None = None
         self._shown: float | None = None
         self._shown_at = -math.inf
 
     def add(self, loss: Tensor, weight: float, *, closes: bool = True) -> None:
-        """A batch's; `closes` where a step is made with it."""
+        """A batch's, which counts with the step that it is part of; `closes` where that is made with it."""
         self.last = loss
-        self._state.count += weight
-        self._sum.add_(loss.detach(), alpha=weight)
-        if closes:
-            self._good.add_(self._sum - self._sum == 0)
+        self._held.append((loss.detach(), weight))
+        if not closes:
+            return
+        for value, counted in self._held:
+            self._state.count += counted
+            self._sum.add_(value, alpha=counted)
+        self._held.clear()
+        self._good.add_(self._sum - self._sum == 0)
+
+    def forget(self) -> None:
+        """Lets go of batches whose step is not made."""
+        self._held.clear()
 
     def shown(self) -> float | None:
         """The mean since the last line of metrics; from a GPU one that may be a second old."""

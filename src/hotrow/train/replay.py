@@ -106,12 +106,17 @@ class _Again(Trainer):
             for ready in pipeline:
                 if self.state.step + 1 == step and self.feed.closes:
                     self.one_step.compute(ready)
-                    return ready
+                    return self._left(ready)
                 try:
                     self.step(ready)
                 except NotFiniteError:
-                    return ready
+                    return self._left(ready)
         raise SettingsError(f"The run ended after step {self.state.step:,}: there is no step {step:,}.")
+
+    def _left(self, ready: Ready) -> Ready:
+        """The batch that is looked at: gradients of those before it stay, which a loop that is left would forget."""
+        self.feed.held = 0
+        return ready
 
     def step(self, ready: Ready) -> Tensor:
         """Stands still wherever the run did, for under `Hybrid` that changes what rows miss."""

@@ -29,7 +29,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from hotrow.errors import NotFiniteError
+from hotrow.errors import HotrowError, NotFiniteError
 from hotrow.objectives import Metric, Objective
 from hotrow.run import Run
 from hotrow.train.batches import RunBatches
@@ -162,6 +162,11 @@ class Trainer:
 
     def checkpoint(self) -> Path:
         """Cuts a checkpoint here and lets it be written in the background; where it will be."""
+        if self.feed.held:
+            raise HotrowError(
+                "A checkpoint is of whole steps, and with train.accumulate some batches of this one are still to come. "
+                "Ask for it from a hook, which is called after the step."
+            )
         began = time.monotonic()
         with self.at_work(), self.feed.paused():
             cut(self)
