@@ -114,6 +114,11 @@ class OwnClass(Settings):
         model = getattr(own, "Settings", None)
         given = self.own_settings
         known = _fields(model)
+        if taken := sorted({"name", "folder"} & set(known)):
+            raise SettingsError(
+                f"{self.what}.{taken[0]}: it says where the class is, and the Settings of {self.name} have a "
+                f'"{taken[0]}" too, which no run could set. Give theirs another name.'
+            )
         for name in given:
             if name not in known and not _takes_any(model):
                 raise SettingsError(f'{self.what}.{name}: {self.name} has no setting "{name}".{nearest(name, known)}')

@@ -56,6 +56,15 @@ def test_a_model_of_ones_own_resumes_to_the_same_bits(own_run, tmp_path, same_we
     assert lines(run, "evaluate") == lines(whole, "evaluate")
 
 
+def test_settings_of_a_class_that_no_run_could_set_are_refused(make_run):
+    class Shadowed(Tower):
+        class Settings(Tower.Settings):
+            folder: str = "pictures"
+
+    with pytest.raises(SettingsError, match=r'model\.folder: .* have a "folder" too'):
+        Trainer(make_run(model={}), model=Shadowed)
+
+
 def test_a_class_that_is_passed_is_found_by_its_name_later(make_run, tmp_path):
     run = make_run(train__steps=8, model={"width": 4})
     with Trainer(run, model=Tower) as trainer:
