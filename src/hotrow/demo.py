@@ -36,12 +36,8 @@ name = "dlrm"
 name = "adam"
 lr = 0.002
 
-[policy]
-name = "exact"  # the bits of "sync"; rows of the next batches are fetched while the model computes
-
 [train]
 epochs = 2
-threads = 1  # one for the model: another core brings its rows meanwhile
 evaluate_every = 590
 checkpoint_every = 590
 
