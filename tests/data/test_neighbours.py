@@ -276,3 +276,14 @@ def test_the_path_of_a_graph_is_taken_from_the_folder_of_the_run_file(tmp_path):
     steps = '[[data.steps]]\nname = "neighbours"\ngraph = "a.graph"\n'
     path.write_text(f'[data]\npath = "x"\n{steps}[model]\nname = "graph"\n')
     assert load_run(path).data.steps[0].graph == tmp_path / "a.graph"
+
+
+def test_a_key_that_stands_twice_in_a_graph_of_version_1_is_refused(tmp_path):
+    path = tmp_path / "a.graph"
+    Graph.of_pairs(("user", "item"), np.array([7**9, 3 * 7**9]), np.array([FAR, FAR + 1])).save(path)
+    graph_of_version_1(path)
+    whole = path.read_bytes()
+    assert whole.count((3 * 7**9).to_bytes(8, "little")) == 1
+    path.write_bytes(whole.replace((3 * 7**9).to_bytes(8, "little"), (7**9).to_bytes(8, "little")))
+    with pytest.raises(DataError, match="altered or cut short"):
+        Graph.load(path)

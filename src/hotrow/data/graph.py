@@ -203,11 +203,12 @@ class Graph:
             if about["version"] != 1 and unsealed(about)["crc32"] != [crc32(array.data) for array in arrays]:
                 raise ValueError("other arrays")
             sides = _sides(about, arrays)
-        except (KeyError, TypeError, ValueError):  # what the JSON says is of another form
-            sides = None
-        if sides is None:
+            graph = None if sides is None else Graph(about["between"], *sides)
+        except (KeyError, TypeError, ValueError):  # what the JSON says is of another form, or a key stands twice
+            graph = None
+        if graph is None:
             raise DataError(f"The graph {path} was altered or cut short. Make it again.")
-        return Graph(about["between"], *sides)
+        return graph
 
 
 def _values(batch: pa.RecordBatch) -> Ints:
