@@ -22,11 +22,11 @@ from hotrow.train.phases import Phases
 from hotrow.train.pipeline import Extras, Pipeline, no_extras
 from hotrow.train.ranks import Ranks
 
-_EXACT = Exact()
+_SYNC = Sync()
 
 
 def open_pipeline(
-    batches: Iterable[Batch], embeddings: Embeddings, policy: Policy = _EXACT, *, objective: Objective | None = None
+    batches: Iterable[Batch], embeddings: Embeddings, policy: Policy = _SYNC, *, objective: Objective | None = None
 ) -> Pipeline:
     """A pipeline for a loop of your own, in one process. An `objective` draws what it needs for the batches."""
     extras = no_extras
